@@ -1,0 +1,45 @@
+# All tests of the core in one executable.
+
+ringspan_find_package(GTest libgtest-dev)
+include(GoogleTest)
+
+file(GLOB_RECURSE test_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/ringspan/*_test.cc)
+file(GLOB support_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/ringspan/support/*.cc)
+list(FILTER test_sources EXCLUDE REGEX "/emulated_[a-z0-9_]+\\.cc$")
+file(GLOB emulated_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/ringspan/kernel/emulated_*.cc)
+
+set(support_scope INTERFACE)
+if(support_sources)
+  add_library(ringspan_test_support STATIC ${support_sources})
+  ringspan_set_warnings(ringspan_test_support)
+  set(support_scope PUBLIC)
+else()
+  add_library(ringspan_test_support INTERFACE)
+endif()
+target_include_directories(ringspan_test_support ${support_scope} ${PROJECT_SOURCE_DIR})
+target_link_libraries(ringspan_test_support ${support_scope} ringspan::core GTest::gtest)
+
+if(test_sources)
+  add_executable(ringspan_tests ${test_sources})
+  ringspan_set_warnings(ringspan_tests)
+  ringspan_find_package(nlohmann_json nlohmann-json3-dev)
+  target_link_libraries(ringspan_tests PRIVATE ringspan_test_support GTest::gtest_main nlohmann_json::nlohmann_json)
+
+  # The AVX-512 text again, with each of its intrinsics emulated by AVX2, so that machines without AVX-512 test it too.
+  if(emulated_sources AND RINGSPAN_IS_X86 AND NOT RINGSPAN_GENERIC_ONLY)
+    find_path(SIMDE_INCLUDE_DIR simde/x86/avx512.h)
+    if(NOT SIMDE_INCLUDE_DIR)
+      message(FATAL_ERROR "simde was not found; on Debian and Ubuntu: apt-get install libsimde-dev")
+    endif()
+    add_library(ringspan_emulated OBJECT ${emulated_sources})
+    ringspan_set_warnings(ringspan_emulated)
+    target_include_directories(ringspan_emulated SYSTEM PRIVATE ${SIMDE_INCLUDE_DIR})
+    target_compile_definitions(ringspan_emulated PRIVATE RINGSPAN_EMULATE_AVX512)
+    target_compile_options(ringspan_emulated PRIVATE ${RINGSPAN_KERNEL_FLAGS} ${RINGSPAN_FLAGS_avx2} -O2)
+    target_link_libraries(ringspan_emulated PRIVATE ringspan_test_support)
+    target_sources(ringspan_tests PRIVATE $<TARGET_OBJECTS:ringspan_emulated>)
+    target_compile_definitions(ringspan_tests PRIVATE RINGSPAN_EMULATE_AVX512)
+  endif()
+
+  gtest_discover_tests(ringspan_tests PROPERTIES TIMEOUT 60 DISCOVERY_TIMEOUT 60)
+endif()
