@@ -1,0 +1,109 @@
+#include "ringspan/base/dtype.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "ringspan/base/error.h"
+
+namespace ringspan {
+namespace {
+
+template <class T>
+T read(const void* data, int64_t index) {
+  T value;
+  std::memcpy(&value, static_cast<const char*>(data) + index * static_cast<int64_t>(sizeof(T)), sizeof(T));
+  return value;
+}
+
+template <class T>
+void write(void* data, int64_t index, T value) {
+  std::memcpy(static_cast<char*>(data) + index * static_cast<int64_t>(sizeof(T)), &value, sizeof(T));
+}
+
+}  // namespace
+
+int64_t size_of(DType dtype) {
+  switch (dtype) {
+    case DType::kF32: return 4;
+    case DType::kBF16: return 2;
+    case DType::kF16: return 2;
+    case DType::kF64: return 8;
+  }
+  return 0;
+}
+
+const char* name_of(DType dtype) {
+  switch (dtype) {
+    case DType::kF32: return "fp32";
+    case DType::kBF16: return "bf16";
+    case DType::kF16: return "fp16";
+    case DType::kF64: return "fp64";
+  }
+  return "?";
+}
+
+DType parse_dtype(std::string_view name) {
+  for (DType dtype : {DType::kF32, DType::kBF16, DType::kF16, DType::kF64}) {
+    if (name == name_of(dtype)) return dtype;
+  }
+  throw Error(concat("dtype \"", name, "\" is not known; use fp32, bf16, fp16 or fp64"));
+}
+
+float bf16_to_float(uint16_t bits) { return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16); }
+
+uint16_t float_to_bf16(float value) {
+  if (std::isnan(value)) return 0x7fc0;
+  const uint32_t bits = std::bit_cast<uint32_t>(value);
+  const uint32_t tie_to_even = (bits >> 16) & 1;
+  return static_cast<uint16_t>((bits + 0x7fff + tie_to_even) >> 16);
+}
+
+float fp16_to_float(uint16_t bits) {
+  const float sign = bits & 0x8000 ? -1.0F : 1.0F;
+  const int exponent = (bits >> 10) & 0x1f;
+  const int fraction = bits & 0x3ff;
+  if (exponent == 0x1f) {
+    return fraction ? std::numeric_limits<float>::quiet_NaN() : sign * std::numeric_limits<float>::infinity();
+  }
+  if (exponent == 0) return sign * std::ldexp(static_cast<float>(fraction), -24);
+  return sign * std::ldexp(static_cast<float>(fraction + 1024), exponent - 25);
+}
+
+uint16_t float_to_fp16(float value) {
+  const uint16_t sign = std::signbit(value) ? 0x8000 : 0;
+  if (std::isnan(value)) return sign | 0x7e00;
+  const float magnitude = std::fabs(value);
+  // 65520 is half way between the largest fp16 and the next power of two: it rounds to infinity.
+  if (magnitude >= 65520.0F) return sign | 0x7c00;
+  int exponent = -24;  // zero counts as subnormal
+  if (magnitude > 0) std::frexp(magnitude, &exponent);
+  // Spacing of fp16 numbers near `magnitude`: 2^(exponent - 11), and 2^-24 among the subnormals.
+  const int spacing = std::max(exponent - 11, -24);
+  const auto units = static_cast<uint32_t>(std::nearbyint(std::ldexp(magnitude, -spacing)));
+  const uint32_t biased = spacing == -24 ? 0 : static_cast<uint32_t>(spacing + 24);
+  // A carry out of the fraction runs into the exponent, which is what rounding up to a power of two means.
+  return static_cast<uint16_t>(sign | ((biased << 10) + units));
+}
+
+double load_as_double(const void* data, DType dtype, int64_t index) {
+  switch (dtype) {
+    case DType::kF32: return read<float>(data, index);
+    case DType::kBF16: return bf16_to_float(read<uint16_t>(data, index));
+    case DType::kF16: return fp16_to_float(read<uint16_t>(data, index));
+    case DType::kF64: return read<double>(data, index);
+  }
+  return 0;
+}
+
+void store_from_double(void* data, DType dtype, int64_t index, double value) {
+  switch (dtype) {
+    case DType::kF32: return write(data, index, static_cast<float>(value));
+    case DType::kBF16: return write(data, index, float_to_bf16(static_cast<float>(value)));
+    case DType::kF16: return write(data, index, float_to_fp16(static_cast<float>(value)));
+    case DType::kF64: return write(data, index, value);
+  }
+}
+
+}  // namespace ringspan

@@ -1,0 +1,92 @@
+#include "ringspan/view/tensor_view.h"
+
+#include <cstring>
+
+#include "ringspan/base/error.h"
+
+namespace ringspan {
+namespace {
+
+// Strides of a dense [batch, heads, rows, dim] tensor whose memory order is `layout`.
+std::array<int64_t, 4> dense_strides(Layout layout, const std::array<int64_t, 4>& size) {
+  const auto [batch, heads, rows, dim] = size;
+  switch (layout) {
+    case Layout::kBNSD: return {heads * rows * dim, rows * dim, dim, 1};
+    case Layout::kBSND:
+    case Layout::kBSH: return {rows * heads * dim, dim, heads * dim, 1};
+    case Layout::kSBH: return {heads * dim, dim, batch * heads * dim, 1};
+  }
+  return {};
+}
+
+void check_same_size(const ConstTensorView& from, const ConstTensorView& to) {
+  for (int axis = 0; axis < 4; ++axis) {
+    RINGSPAN_CHECK(from.size[axis] == to.size[axis], "views differ on axis ", axis, ": ", from.size[axis], " and ",
+                   to.size[axis]);
+  }
+}
+
+template <class RowAction>
+void for_each_row(const ConstTensorView& view, RowAction&& action) {
+  for (int64_t b = 0; b < view.batch(); ++b) {
+    for (int64_t n = 0; n < view.heads(); ++n) {
+      for (int64_t s = 0; s < view.rows(); ++s) action(b, n, s);
+    }
+  }
+}
+
+template <class T>
+void add_row(const std::byte* from, int64_t from_stride, std::byte* to, int64_t to_stride, int64_t dim) {
+  const T* source = reinterpret_cast<const T*>(from);
+  T* target = reinterpret_cast<T*>(to);
+  for (int64_t d = 0; d < dim; ++d) target[d * to_stride] += source[d * from_stride];
+}
+
+}  // namespace
+
+TensorView view_of(void* data, DType dtype, Layout layout, std::array<int64_t, 4> size) {
+  return {static_cast<std::byte*>(data), dtype, size, dense_strides(layout, size)};
+}
+
+ConstTensorView view_of(const void* data, DType dtype, Layout layout, std::array<int64_t, 4> size) {
+  return {static_cast<const std::byte*>(data), dtype, size, dense_strides(layout, size)};
+}
+
+TensorView stats_view(void* data, DType dtype, int64_t batch, int64_t heads, int64_t rows) {
+  return view_of(data, dtype, Layout::kBNSD, {batch, heads, rows, 1});
+}
+
+void copy(const ConstTensorView& from, const TensorView& to) {
+  check_same_size(from, to);
+  const bool plain = from.dtype == to.dtype && from.stride[3] == 1 && to.stride[3] == 1;
+  for_each_row(from, [&](int64_t b, int64_t n, int64_t s) {
+    const std::byte* source = from.row(b, n, s);
+    std::byte* target = to.row(b, n, s);
+    if (plain) {
+      std::memcpy(target, source, static_cast<size_t>(from.dim() * size_of(from.dtype)));
+      return;
+    }
+    for (int64_t d = 0; d < from.dim(); ++d) {
+      store_from_double(target, to.dtype, d * to.stride[3], load_as_double(source, from.dtype, d * from.stride[3]));
+    }
+  });
+}
+
+void add(const ConstTensorView& from, const TensorView& to) {
+  check_same_size(from, to);
+  RINGSPAN_CHECK(from.dtype == to.dtype && from.dtype == accumulator_of(from.dtype),
+                 "sums are kept in fp32 or fp64, not ", name_of(from.dtype), " into ", name_of(to.dtype));
+  for_each_row(from, [&](int64_t b, int64_t n, int64_t s) {
+    const auto add_one = from.dtype == DType::kF64 ? add_row<double> : add_row<float>;
+    add_one(from.row(b, n, s), from.stride[3], to.row(b, n, s), to.stride[3], from.dim());
+  });
+}
+
+void fill_zero(const TensorView& to) {
+  for_each_row(to, [&](int64_t b, int64_t n, int64_t s) {
+    std::byte* target = to.row(b, n, s);
+    for (int64_t d = 0; d < to.dim(); ++d) store_from_double(target, to.dtype, d * to.stride[3], 0.0);
+  });
+}
+
+}  // namespace ringspan

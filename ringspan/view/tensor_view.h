@@ -1,0 +1,55 @@
+// Strided views. Whatever the layout, a kernel sees [batch, head, row, dim] with four strides, so no layout is copied.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+
+#include "ringspan/base/dtype.h"
+#include "ringspan/shape/problem.h"
+
+namespace ringspan {
+
+// Views do not own; strides are in elements and may be 0 (expanded) in inputs, never in outputs.
+template <class Byte>
+struct BasicView {
+  Byte* data = nullptr;
+  DType dtype = DType::kF32;
+  std::array<int64_t, 4> size{};    // batch, heads, rows, dim
+  std::array<int64_t, 4> stride{};  // elements
+
+  int64_t batch() const { return size[0]; }
+  int64_t heads() const { return size[1]; }
+  int64_t rows() const { return size[2]; }
+  int64_t dim() const { return size[3]; }
+  int64_t num_elements() const { return size[0] * size[1] * size[2] * size[3]; }
+  int64_t offset(int64_t b, int64_t n, int64_t s, int64_t d = 0) const {
+    return b * stride[0] + n * stride[1] + s * stride[2] + d * stride[3];
+  }
+  // First element of a row.
+  Byte* row(int64_t b, int64_t n, int64_t s) const { return data + offset(b, n, s) * size_of(dtype); }
+
+  operator BasicView<const Byte>() const
+    requires(!std::is_const_v<Byte>)
+  {
+    return {data, dtype, size, stride};
+  }
+};
+using TensorView = BasicView<std::byte>;
+using ConstTensorView = BasicView<const std::byte>;
+
+// [batch, heads, rows, dim] of a dense tensor in `layout`.
+TensorView view_of(void* data, DType dtype, Layout layout, std::array<int64_t, 4> size);
+ConstTensorView view_of(const void* data, DType dtype, Layout layout, std::array<int64_t, 4> size);
+
+// Statistics [batch, heads, rows] are views whose dim is 1.
+TensorView stats_view(void* data, DType dtype, int64_t batch, int64_t heads, int64_t rows);
+
+// Element by element, converting between dtypes; sizes must agree.
+void copy(const ConstTensorView& from, const TensorView& to);
+// to += from
+void add(const ConstTensorView& from, const TensorView& to);
+void fill_zero(const TensorView& to);
+
+}  // namespace ringspan
