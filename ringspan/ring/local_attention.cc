@@ -1,0 +1,75 @@
+#include "ringspan/ring/local_attention.h"
+
+namespace ringspan {
+namespace {
+
+// `view` itself where it already has the accumulator type, else a dense view of the same size on `buffer`.
+TensorView accumulator_for(const TensorView& view, Buffer& buffer) {
+  const DType accumulator = accumulator_of(view.dtype);
+  if (view.dtype == accumulator) return view;
+  buffer = Buffer(view.num_elements() * size_of(accumulator));
+  return view_of(buffer.data(), accumulator, Layout::kBNSD, view.size);
+}
+
+}  // namespace
+
+LocalForward::LocalForward(double scale, const ConstTensorView& q, const OutputView& output, const Parallel& parallel)
+    : scale_(scale), q_(q), output_(output), parallel_(parallel) {}
+
+void LocalForward::attend(std::span<const Tile> tiles, const ConstTensorView& k, const ConstTensorView& v,
+                          bool begins, bool finishes) {
+  // A call of one step needs no state between steps.
+  if (begins && !finishes) state_ = {output_.max, output_.sum, accumulator_for(output_.out, acc_)};
+  ForwardArgs args;
+  args.q = q_;
+  args.k = k;
+  args.v = v;
+  args.tiles = tiles;
+  args.scale = scale_;
+  args.state = state_;
+  args.begin = begins;
+  args.finish = finishes;
+  args.output = output_;
+  const WorkspacePool::Lease workspace = WorkspacePool::process().take();
+  ringspan::attend(args, *workspace, parallel_);
+}
+
+LocalBackward::LocalBackward(double scale, const ConstTensorView& q, const ConstTensorView& out,
+                             const ConstTensorView& lse, const ConstTensorView& dout, const ConstTensorView& dlse,
+                             const TensorView& dq, const Parallel& parallel)
+    : scale_(scale), q_(q), lse_(lse), dout_(dout), dq_(dq), parallel_(parallel) {
+  dq_sum_ = accumulator_for(dq_, dq_buffer_);
+  const DType accumulator = accumulator_of(q.dtype);
+  delta_ = Buffer(q.batch() * q.heads() * q.rows() * size_of(accumulator));
+  delta_view_ = stats_view(delta_.data(), accumulator, q.batch(), q.heads(), q.rows());
+  row_delta(out, dout, dlse, delta_view_, parallel_);
+}
+
+void LocalBackward::attend(std::span<const Tile> tiles, const ConstTensorView& k, const ConstTensorView& v,
+                           const TensorView& dk, const TensorView& dv, bool begins,
+                           const std::function<void()>& arrived) {
+  BackwardArgs args;
+  args.q = q_;
+  args.k = k;
+  args.v = v;
+  args.dout = dout_;
+  args.lse = lse_;
+  args.delta = delta_view_;
+  args.tiles = tiles;
+  args.scale = scale_;
+  args.dq = dq_sum_;
+  args.dk = dk;
+  args.dv = dv;
+  args.dq_begin = first_;
+  args.dkv_begin = begins;
+  args.before_accumulate = arrived;
+  first_ = false;
+  const WorkspacePool::Lease workspace = WorkspacePool::process().take();
+  attend_backward(args, *workspace, parallel_);
+}
+
+void LocalBackward::finish() {
+  if (dq_.data != dq_sum_.data) copy(dq_sum_, dq_);
+}
+
+}  // namespace ringspan

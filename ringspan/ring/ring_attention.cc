@@ -1,0 +1,59 @@
+#include "ringspan/ring/ring_attention.h"
+
+#include "ringspan/base/error.h"
+#include "ringspan/ring/executor.h"
+#include "ringspan/ring/host_backend.h"
+
+namespace ringspan {
+namespace {
+
+void check_view(const char* name, const ConstTensorView& view, DType dtype, std::array<int64_t, 4> size) {
+  RINGSPAN_CHECK(view.dtype == dtype, name, " is ", name_of(view.dtype), ", the plan needs ", name_of(dtype));
+  RINGSPAN_CHECK(view.size == size, name, " is [", view.size[0], ", ", view.size[1], ", ", view.size[2], ", ",
+                 view.size[3], "], the plan needs [", size[0], ", ", size[1], ", ", size[2], ", ", size[3], "]");
+}
+
+void check_call(const RankPlan& part, const Transport& transport, const ConstTensorView& q, const ConstTensorView& k,
+                const ConstTensorView& v, const OutputView& output) {
+  const Problem& p = part.problem;
+  RINGSPAN_CHECK(transport.rank() == part.rank && transport.world() == part.world, "the plan is for rank ", part.rank,
+                 " of ", part.world, ", the transport is rank ", transport.rank(), " of ", transport.world());
+  const int64_t q_rows = part.q_rows[part.rank], kv_rows = part.kv_rows[part.rank];
+  check_view("q", q, p.dtype, {p.batch, p.q_heads, q_rows, p.qk_dim});
+  check_view("k", k, p.dtype, {p.batch, p.kv_heads, kv_rows, p.qk_dim});
+  check_view("v", v, p.dtype, {p.batch, p.kv_heads, kv_rows, p.v_dim});
+  check_view("out", output.out, p.dtype, {p.batch, p.q_heads, q_rows, p.v_dim});
+  for (const TensorView* stats : {&output.max, &output.sum, &output.lse}) {
+    check_view("statistics", *stats, accumulator_of(p.dtype), {p.batch, p.q_heads, q_rows, 1});
+  }
+}
+
+}  // namespace
+
+void ring_forward(const RankPlan& part, Transport& transport, const ConstTensorView& q, const ConstTensorView& k,
+                  const ConstTensorView& v, const OutputView& output, const Parallel& parallel) {
+  check_call(part, transport, q, k, v, output);
+  HostForward backend(part, transport, q, k, v, output, parallel);
+  run_forward(part.forward, backend);
+}
+
+void ring_backward(const RankPlan& part, Transport& transport, const ConstTensorView& q, const ConstTensorView& k,
+                   const ConstTensorView& v, const OutputView& output, const ConstTensorView& dout,
+                   const ConstTensorView& dlse, const GradsView& grads, const Parallel& parallel) {
+  check_call(part, transport, q, k, v, output);
+  check_view("dout", dout, part.problem.dtype, output.out.size);
+  check_view("dq", grads.dq, q.dtype, q.size);
+  check_view("dk", grads.dk, k.dtype, k.size);
+  check_view("dv", grads.dv, v.dtype, v.size);
+  if (dlse.data) check_view("dlse", dlse, accumulator_of(q.dtype), output.lse.size);
+  HostBackward backend(part, transport, q, k, v, output, dout, dlse, grads, parallel);
+  run_backward(part.backward, backend);
+}
+
+void ring_backward(const RankPlan& part, Transport& transport, const ConstTensorView& q, const ConstTensorView& k,
+                   const ConstTensorView& v, const OutputView& output, const ConstTensorView& dout,
+                   const GradsView& grads, const Parallel& parallel) {
+  ring_backward(part, transport, q, k, v, output, dout, ConstTensorView{}, grads, parallel);
+}
+
+}  // namespace ringspan

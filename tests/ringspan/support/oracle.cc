@@ -1,0 +1,110 @@
+#include "tests/ringspan/support/oracle.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+namespace ringspan::test {
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+// In four sums, since a single one would wait for each addition to end.
+double dot(const double* a, const double* b, int64_t length) {
+  double sum[4] = {};
+  int64_t d = 0;
+  for (; d + 4 <= length; d += 4) {
+    for (int64_t lane = 0; lane < 4; ++lane) sum[lane] += a[d + lane] * b[d + lane];
+  }
+  for (; d < length; ++d) sum[0] += a[d] * b[d];
+  return (sum[0] + sum[1]) + (sum[2] + sum[3]);
+}
+
+void add_scaled(double factor, const double* from, int64_t length, double* to) {
+  for (int64_t d = 0; d < length; ++d) to[d] += factor * from[d];
+}
+
+int64_t kv_head_of(const Inputs& inputs, int64_t n) { return n * inputs.k.size[1] / inputs.q.size[1]; }
+
+// Calls body(b, n, kv_head, i, j) for the kept pairs.
+template <class Body>
+void for_each_kept(const Inputs& inputs, const Body& body) {
+  for_each_index({inputs.q.size[0], inputs.q.size[1], inputs.q.size[2], inputs.k.size[2]},
+                 [&](int64_t b, int64_t n, int64_t i, int64_t j) {
+                   if (inputs.keep(b, i, j)) body(b, n, kv_head_of(inputs, n), i, j);
+                 });
+}
+
+double rms_of_squares(const Array& squares, double unit) {
+  double sum = 0;
+  for (const double square : squares.data) sum += square;
+  return squares.data.empty() ? 0 : unit * std::sqrt(sum / static_cast<double>(squares.data.size()));
+}
+
+Array squared(Array array) {
+  for (double& value : array.data) value *= value;
+  return array;
+}
+
+}  // namespace
+
+Outputs oracle_forward(const Inputs& inputs) {
+  const auto& [batch, heads, rows, qk_dim] = inputs.q.size;
+  const std::array<int64_t, 4> stats{batch, heads, rows, 1};
+  Outputs outputs{Array({batch, heads, rows, inputs.v.size[3]}), Array(stats, -kInfinity), Array(stats),
+                  Array(stats, -kInfinity), Array({batch, heads, rows, inputs.k.size[2]})};
+  Array score(outputs.p.size);
+  for_each_kept(inputs, [&](int64_t b, int64_t n, int64_t g, int64_t i, int64_t j) {
+    const double s = inputs.scale * dot(inputs.q.row(b, n, i), inputs.k.row(b, g, j), inputs.q.size[3]);
+    score.at(b, n, i, j) = s;
+    outputs.max.at(b, n, i) = std::max(outputs.max.at(b, n, i), s);
+  });
+  for_each_kept(inputs, [&](int64_t b, int64_t n, int64_t, int64_t i, int64_t j) {
+    outputs.p.at(b, n, i, j) = std::exp(score.at(b, n, i, j) - outputs.max.at(b, n, i));
+    outputs.sum.at(b, n, i) += outputs.p.at(b, n, i, j);
+  });
+  for_each_kept(inputs, [&](int64_t b, int64_t n, int64_t g, int64_t i, int64_t j) {
+    outputs.p.at(b, n, i, j) /= outputs.sum.at(b, n, i);
+    outputs.lse.at(b, n, i) = outputs.max.at(b, n, i) + std::log(outputs.sum.at(b, n, i));
+    add_scaled(outputs.p.at(b, n, i, j), inputs.v.row(b, g, j), inputs.v.size[3], outputs.out.row(b, n, i));
+  });
+  return outputs;
+}
+
+Gradients oracle_backward(const Inputs& inputs, const Outputs& outputs, const Array& dout, const Array& dlse) {
+  const int64_t v_dim = inputs.v.size[3];
+  Gradients gradients{Array(inputs.q.size), Array(inputs.k.size), Array(inputs.v.size), Array(outputs.lse.size),
+                      Array(outputs.p.size)};
+  for_each_index(outputs.lse.size, [&](int64_t b, int64_t n, int64_t i, int64_t) {
+    gradients.delta.at(b, n, i) = dot(outputs.out.row(b, n, i), dout.row(b, n, i), v_dim) -
+                                  (dlse.data.empty() ? 0.0 : dlse.at(b, n, i));
+  });
+  for_each_kept(inputs, [&](int64_t b, int64_t n, int64_t g, int64_t i, int64_t j) {
+    const double p = outputs.p.at(b, n, i, j);
+    const double dp = dot(dout.row(b, n, i), inputs.v.row(b, g, j), v_dim);
+    const double ds = p * (dp - gradients.delta.at(b, n, i));
+    gradients.ds.at(b, n, i, j) = ds;
+    add_scaled(p, dout.row(b, n, i), v_dim, gradients.dv.row(b, g, j));
+    add_scaled(inputs.scale * ds, inputs.k.row(b, g, j), inputs.q.size[3], gradients.dq.row(b, n, i));
+    add_scaled(inputs.scale * ds, inputs.q.row(b, n, i), inputs.q.size[3], gradients.dk.row(b, g, j));
+  });
+  return gradients;
+}
+
+HonestErrors honest_errors(const Inputs& inputs, const Outputs& outputs, const Gradients& gradients,
+                           const Array& dout, double unit) {
+  const Array q2 = squared(inputs.q), k2 = squared(inputs.k), v2 = squared(inputs.v), dout2 = squared(dout);
+  const Array p2 = squared(outputs.p), ds2 = squared(gradients.ds);
+  Array out(outputs.out.size), dq(inputs.q.size), dk(inputs.k.size), dv(inputs.v.size);
+  for_each_kept(inputs, [&](int64_t b, int64_t n, int64_t g, int64_t i, int64_t j) {
+    add_scaled(p2.at(b, n, i, j), v2.row(b, g, j), v2.size[3], out.row(b, n, i));
+    add_scaled(p2.at(b, n, i, j), dout2.row(b, n, i), v2.size[3], dv.row(b, g, j));
+    add_scaled(ds2.at(b, n, i, j), k2.row(b, g, j), q2.size[3], dq.row(b, n, i));
+    add_scaled(ds2.at(b, n, i, j), q2.row(b, n, i), q2.size[3], dk.row(b, g, j));
+  });
+  const double scaled_unit = unit * std::abs(inputs.scale);
+  return {rms_of_squares(out, unit), rms_of_squares(dq, scaled_unit), rms_of_squares(dk, scaled_unit),
+          rms_of_squares(dv, unit)};
+}
+
+}  // namespace ringspan::test

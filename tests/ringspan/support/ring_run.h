@@ -1,0 +1,33 @@
+// Runs a plan on in-process ranks: cuts global arrays into shards, calls ring_forward and ring_backward on every rank,
+// and puts the results back into global order.
+#pragma once
+
+#include <functional>
+#include <vector>
+
+#include "ringspan/plan/plan.h"
+#include "ringspan/transport/inproc/inproc.h"
+#include "tests/ringspan/support/array.h"
+
+namespace ringspan::test {
+
+struct RingInputs {
+  Array q, k, v, dout, dlse;  // global order; an empty dlse counts as 0
+};
+
+struct RingResults {
+  Array out, max, sum, lse, dq, dk, dv;           // global order; what no rank holds stays 0
+  std::vector<Array> local_out, local_dq, local_dk;  // by rank, padding rows included
+  std::vector<Transport::Counters> forward, total;   // what each rank sent
+};
+
+struct RingOptions {
+  double padding = 0;                              // what padding rows of the inputs hold
+  std::function<void(int64_t rank)> before_forward = {};  // disturbs the timing of a rank
+  int threads = 1;                                 // per rank
+};
+
+RingInputs random_inputs(uint64_t seed, const Problem& problem);
+RingResults run_ring(const Plan& plan, const RingInputs& inputs, const RingOptions& options = {});
+
+}  // namespace ringspan::test
