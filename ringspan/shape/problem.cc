@@ -1,0 +1,61 @@
+#include "ringspan/shape/problem.h"
+
+#include <cmath>
+#include <sstream>
+
+#include "ringspan/base/error.h"
+
+namespace ringspan {
+namespace {
+
+constexpr int64_t kMaxHeadDim = 768;
+
+void check_range(const char* field, int64_t value, int64_t least, int64_t most) {
+  RINGSPAN_CHECK(least <= value && value <= most, field, " is ", value, "; it must be in ", least, "..", most);
+}
+
+}  // namespace
+
+const char* name_of(Layout layout) {
+  switch (layout) {
+    case Layout::kBNSD: return "BNSD";
+    case Layout::kBSND: return "BSND";
+    case Layout::kBSH: return "BSH";
+    case Layout::kSBH: return "SBH";
+  }
+  throw Error(concat("layout ", static_cast<int>(layout), " is unknown"));
+}
+
+Layout parse_layout(std::string_view name) {
+  for (Layout layout : {Layout::kBNSD, Layout::kBSND, Layout::kBSH, Layout::kSBH}) {
+    if (name == name_of(layout)) return layout;
+  }
+  throw Error(concat("layout \"", name, "\" is unknown; use BNSD, BSND, BSH or SBH"));
+}
+
+void Problem::check() const {
+  check_range("batch", batch, 1, kMaxLength);
+  check_range("q_heads", q_heads, 1, kMaxLength);
+  check_range("kv_heads", kv_heads, 1, kMaxLength);
+  RINGSPAN_CHECK(q_heads % kv_heads == 0, "q_heads ", q_heads, " is not a multiple of kv_heads ", kv_heads,
+                 "; every KV head must serve the same number of query heads");
+  check_range("q_len", q_len, 0, kMaxLength);
+  check_range("kv_len", kv_len, 0, kMaxLength);
+  check_range("qk_dim", qk_dim, 1, kMaxHeadDim);
+  check_range("v_dim", v_dim, 1, kMaxHeadDim);
+  name_of(dtype);
+  name_of(layout);
+  RINGSPAN_CHECK(std::isfinite(scale), "scale is ", scale, "; it must be finite (default_scale() gives 1/sqrt(qk_dim))");
+}
+
+std::string Problem::str() const {
+  std::ostringstream text;
+  text << "batch " << batch << ", heads " << q_heads << "/" << kv_heads << ", q_len " << q_len << ", kv_len " << kv_len
+       << ", qk_dim " << qk_dim << ", v_dim " << v_dim << ", " << name_of(dtype) << ", " << name_of(layout)
+       << ", scale " << scale;
+  return text.str();
+}
+
+double default_scale(int64_t qk_dim) { return 1.0 / std::sqrt(static_cast<double>(qk_dim)); }
+
+}  // namespace ringspan
