@@ -13,6 +13,10 @@ endif()
 # No errno, no traps: the kernels test neither. NaN and infinity keep their meaning.
 # -Wno-psabi: vectors wider than the base ABI never cross a translation unit.
 set(RINGSPAN_KERNEL_FLAGS -fno-math-errno -fno-trapping-math -ffp-contract=fast -Wno-psabi)
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+  # GCC 12 warns of the "undefined" vectors inside its own AVX-512 header.
+  list(APPEND RINGSPAN_KERNEL_FLAGS -Wno-uninitialized -Wno-maybe-uninitialized)
+endif()
 if(RINGSPAN_OPTIMIZE_KERNELS)
   list(APPEND RINGSPAN_KERNEL_FLAGS -O3)
 endif()
