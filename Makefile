@@ -1,0 +1,107 @@
+# make demo   train a small model in one process and over two, and compare     (sets everything up by itself)
+# make test   all tests, C++ and Python                                        (sets everything up by itself)
+# make build  leave .venv with the package installed
+# make bench  time the kernels and the ring against PyTorch's
+# make check  what CI runs: style, layers, tests, sanitizers
+# make format reformat all sources
+#
+# Variables: PYTHON (default python3), PIP_ARGS (extra arguments of pip install, such as an index with CPU builds of
+# torch), WERROR=ON (warnings are errors), JOBS (default: number of cores).
+
+PYTHON ?= python3
+PIP_ARGS ?=
+WERROR ?= OFF
+JOBS ?= $(shell nproc)
+SYSTEM_EXTRA ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+BUILD := build/main
+STAMPS := $(VENV)/stamps
+
+export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
+export CCACHE_BASEDIR := $(CURDIR)
+export CCACHE_NOHASHDIR := 1
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+
+# What the wheel is made of; Python files are used in place.
+WHEEL_SOURCES := pyproject.toml CMakeLists.txt $(shell find cmake ringspan binding cli -type f)
+PYTHON_FILES := $(shell find python -name '*.py')
+CXX_FILES = $(shell find ringspan cli binding tests bench examples -name '*.h' -o -name '*.cc')
+PYTHON_FOLDERS := python tests bench examples tools
+
+.PHONY: build demo test test-core test-python bench check lint layers isa-symbols asan tsan format clean
+.DELETE_ON_ERROR:
+.NOTPARALLEL:
+
+build: $(STAMPS)/package
+
+$(STAMPS)/venv: tools/setup_system.sh tools/requirements.txt
+	tools/setup_system.sh $(PYTHON) $(SYSTEM_EXTRA)
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "Installing torch and the build tools into $(VENV)"
+	$(BIN)/python -m pip install -q $(PIP_ARGS) -r tools/requirements.txt
+	mkdir -p $(STAMPS) && touch $@
+
+$(STAMPS)/check: tools/requirements-check.txt $(STAMPS)/venv
+	$(BIN)/python -m pip install -q $(PIP_ARGS) -r tools/requirements-check.txt
+	touch $@
+
+# An editable install: .venv works from any folder, and Python sources are read from the checkout. The C++ parts are
+# built in $(BUILD), which the tests use as well, so that nothing is compiled twice.
+$(STAMPS)/package: $(STAMPS)/venv $(WHEEL_SOURCES) $(PYTHON_FILES)
+	@echo "Building the package in $(BUILD)"
+	$(BIN)/python -m pip install -q --no-deps --no-build-isolation --config-settings=build-dir=$(BUILD) \
+	  --config-settings=cmake.define.RINGSPAN_WERROR=$(WERROR) -e .
+	touch $@
+
+demo: $(STAMPS)/package
+	$(BIN)/python examples/demo/train.py
+
+bench: $(STAMPS)/package
+	$(BIN)/cmake -S . -B $(BUILD) -DRINGSPAN_BENCH=ON >/dev/null
+	$(BIN)/cmake --build $(BUILD) --target ringspan_peak
+	$(BIN)/python bench/run.py
+
+test: test-core test-python
+
+test-core: $(STAMPS)/package
+	$(BIN)/cmake -S . -B $(BUILD) -DRINGSPAN_TESTS=ON >/dev/null
+	$(BIN)/cmake --build $(BUILD)
+	$(BIN)/ctest --test-dir $(BUILD) -j $(JOBS) --output-on-failure --no-tests=error
+
+test-python: test-core
+	$(BIN)/python -m pytest
+
+# Cheap checks first; each needs what stands before it.
+check: lint layers test isa-symbols asan tsan
+
+lint: $(STAMPS)/check
+	$(BIN)/ruff check $(PYTHON_FOLDERS)
+	$(BIN)/ruff format --check $(PYTHON_FOLDERS)
+	$(BIN)/clang-format --dry-run -Werror $(CXX_FILES)
+	$(BIN)/python tools/check_style.py
+
+layers: $(STAMPS)/venv
+	$(BIN)/python tools/check_layers.py
+
+# Without optimization too: what is inlined by luck is a shared symbol there.
+isa-symbols: test-core
+	$(BIN)/cmake -S . -B build/isa -G Ninja -DCMAKE_BUILD_TYPE=Debug -DRINGSPAN_OPTIMIZE_KERNELS=OFF -DRINGSPAN_CLI=OFF \
+	  >/dev/null
+	$(BIN)/cmake --build build/isa --target ringspan_kernel
+	$(BIN)/python tools/check_isa_symbols.py \
+	  $$(find $(BUILD) build/isa -path '*ringspan_kernel.dir*' -name 'isa_*.o' -o -name 'emulated_*.o')
+
+asan tsan: $(STAMPS)/venv
+	$(BIN)/cmake --preset $@ -G Ninja -DRINGSPAN_CLI=OFF -DRINGSPAN_WERROR=$(WERROR) >/dev/null
+	$(BIN)/cmake --build --preset $@
+	$(BIN)/ctest --preset $@ -j $(JOBS) --no-tests=error
+
+format: $(STAMPS)/check
+	$(BIN)/ruff check --fix $(PYTHON_FOLDERS)
+	$(BIN)/ruff format $(PYTHON_FOLDERS)
+	$(BIN)/clang-format -i $(CXX_FILES)
+
+clean:
+	rm -rf build out $(VENV)
