@@ -1,0 +1,105 @@
+#include "ringspan/kernel/attention.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "ringspan/base/error.h"
+#include "ringspan/kernel/backward_call.h"
+#include "ringspan/kernel/call_support.h"
+#include "ringspan/kernel/forward_call.h"
+
+namespace ringspan {
+namespace {
+
+constexpr int64_t kMaxDim = 768;
+
+void check_view(const char* name, const ConstTensorView& view, std::array<int64_t, 4> size, DType dtype) {
+  RINGSPAN_CHECK(view.size == size, name, " has size [", view.size[0], ", ", view.size[1], ", ", view.size[2], ", ",
+                 view.size[3], "], expected [", size[0], ", ", size[1], ", ", size[2], ", ", size[3], "]");
+  RINGSPAN_CHECK(view.dtype == dtype, name, " is ", name_of(view.dtype), ", expected ", name_of(dtype));
+  RINGSPAN_CHECK(view.data != nullptr || view.num_elements() == 0, name, " has no data");
+}
+
+void check_inputs(const ConstTensorView& q, const ConstTensorView& k, const ConstTensorView& v, double scale) {
+  RINGSPAN_CHECK(q.dim() >= 1 && q.dim() <= kMaxDim, "q has head dim ", q.dim(), ", offered are 1 to ", kMaxDim);
+  RINGSPAN_CHECK(v.dim() >= 1 && v.dim() <= kMaxDim, "v has head dim ", v.dim(), ", offered are 1 to ", kMaxDim);
+  RINGSPAN_CHECK(k.heads() >= 1 && q.heads() % k.heads() == 0, "q has ", q.heads(),
+                 " heads, which is not a multiple of the ", k.heads(), " of k");
+  check_view("q", q, q.size, q.dtype);
+  check_view("k", k, {q.batch(), k.heads(), k.rows(), q.dim()}, q.dtype);
+  check_view("v", v, {q.batch(), k.heads(), k.rows(), v.dim()}, q.dtype);
+  RINGSPAN_CHECK(std::isfinite(scale), "scale is ", scale, ", expected a finite number");
+}
+
+std::array<int64_t, 4> stats_size(const ConstTensorView& q) { return {q.batch(), q.heads(), q.rows(), 1}; }
+std::array<int64_t, 4> out_size(const ConstTensorView& q, const ConstTensorView& v) {
+  return {q.batch(), q.heads(), q.rows(), v.dim()};
+}
+
+void check_forward(const ForwardArgs& args) {
+  check_inputs(args.q, args.k, args.v, args.scale);
+  const DType acc = accumulator_of(args.q.dtype);
+  const bool state_is_absent = args.state.acc.data == nullptr && args.begin && args.finish;
+  if (!state_is_absent) {
+    check_view("state.max", args.state.max, stats_size(args.q), acc);
+    check_view("state.sum", args.state.sum, stats_size(args.q), acc);
+    check_view("state.acc", args.state.acc, out_size(args.q, args.v), acc);
+  }
+  if (!args.finish) return;
+  check_view("output.out", args.output.out, out_size(args.q, args.v), args.q.dtype);
+  check_view("output.max", args.output.max, stats_size(args.q), acc);
+  check_view("output.sum", args.output.sum, stats_size(args.q), acc);
+  check_view("output.lse", args.output.lse, stats_size(args.q), acc);
+}
+
+void check_backward(const BackwardArgs& args) {
+  check_inputs(args.q, args.k, args.v, args.scale);
+  const DType acc = accumulator_of(args.q.dtype);
+  check_view("dout", args.dout, out_size(args.q, args.v), args.q.dtype);
+  check_view("lse", args.lse, stats_size(args.q), acc);
+  check_view("delta", args.delta, stats_size(args.q), acc);
+  check_view("dq", args.dq, args.q.size, acc);
+  check_view("dk", args.dk, args.k.size, acc);
+  check_view("dv", args.dv, args.v.size, acc);
+}
+
+}  // namespace
+
+Isa attend(const ForwardArgs& args, Workspace& workspace, const Parallel& parallel) {
+  check_forward(args);
+  const Isa isa = current_isa();
+  kernel::run_forward(args, kernel::table_for(isa, args.q.dtype), workspace, parallel);
+  return isa;
+}
+
+Isa attend_backward(const BackwardArgs& args, Workspace& workspace, const Parallel& parallel) {
+  check_backward(args);
+  const Isa isa = current_isa();
+  kernel::run_backward(args, kernel::table_for(isa, args.q.dtype), workspace, parallel);
+  return isa;
+}
+
+void row_delta(const ConstTensorView& out, const ConstTensorView& dout, const ConstTensorView& dlse,
+               const TensorView& delta, const Parallel& parallel) {
+  const DType acc = accumulator_of(out.dtype);
+  RINGSPAN_CHECK(out.dim() >= 1 && out.dim() <= kMaxDim, "out has head dim ", out.dim(), ", offered are 1 to ",
+                 kMaxDim);
+  check_view("dout", dout, out.size, out.dtype);
+  check_view("delta", delta, stats_size(out), acc);
+  if (dlse.data != nullptr) check_view("dlse", dlse, stats_size(out), acc);
+  constexpr int64_t kRowsPerJob = 256;
+  const int64_t blocks = kernel::divide_up(out.rows(), kRowsPerJob);
+  const kernel::KernelTable& table = kernel::table_for(current_isa(), acc);
+  const kernel::RowDelta args{kernel::raw_view(out), kernel::raw_view(dout), kernel::raw_view(dlse),
+                              kernel::raw_view(delta)};
+  const int workers = kernel::count_workers(parallel, 0, static_cast<double>(out.num_elements()));
+  kernel::run_jobs(parallel, workers, out.batch() * out.heads() * blocks, nullptr, 0,
+                   [&](int64_t i, unsigned char*) {
+                     const int64_t begin = i % blocks * kRowsPerJob;
+                     const int64_t head = i / blocks % out.heads();
+                     table.row_delta(args, i / blocks / out.heads(), head, begin,
+                                     std::min(begin + kRowsPerJob, out.rows()));
+                   });
+}
+
+}  // namespace ringspan

@@ -1,0 +1,64 @@
+// Attention over a list of tiles, forward and backward, on strided views. FlashAttention-2 style: nothing of size
+// rows x columns is ever stored (Dao 2023, arXiv:2307.08691). Query head h reads KV head h / (q heads / kv heads).
+//
+// Guarantees
+//   - Only rows that a tile covers are read; NaN or inf in a key, value or query never reaches a row that does not
+//     keep the pair.
+//   - The same input gives the same bits whatever the number of threads.
+//   - No NaN for finite input: a row that keeps nothing is the empty row of softmax_state.h.
+// Memory: at most Workspace::kBudgetBytes, whatever the lengths.
+#pragma once
+
+#include <functional>
+#include <span>
+
+#include "ringspan/base/parallel.h"
+#include "ringspan/kernel/isa.h"
+#include "ringspan/kernel/workspace.h"
+#include "ringspan/mask/tile.h"
+#include "ringspan/softmax/softmax_state.h"
+#include "ringspan/view/tensor_view.h"
+
+namespace ringspan {
+
+struct ForwardArgs {
+  ConstTensorView q, k, v;       // [B, N, Sq, Dqk], [B, Nkv, Skv, Dqk], [B, Nkv, Skv, Dv], one dtype
+  std::span<const Tile> tiles;
+  double scale = 1;
+  // The running state. `begin`: it holds nothing yet and need not be initialised. `finish`: the rows end here and
+  // `output` is written, every row of it; the state is then scratch. With both, the state may be empty views.
+  // state.max, sum, acc may be output.max, sum, out themselves (fp32, fp64): a row is read before it is written.
+  SoftmaxState state;
+  bool begin = true, finish = true;
+  OutputView output;
+};
+
+// state += attention of the tiles. Returns the instruction set that ran.
+Isa attend(const ForwardArgs& args, Workspace& workspace, const Parallel& parallel);
+
+struct BackwardArgs {
+  ConstTensorView q, k, v;       // as in forward
+  ConstTensorView dout;          // [B, N, Sq, Dv]
+  ConstTensorView lse, delta;    // [B, N, Sq], accumulator type; lse of the *whole* row, delta from row_delta()
+  std::span<const Tile> tiles;
+  double scale = 1;
+  // Gradients in the accumulator type. `*_begin`: overwrite (every row is written), else add.
+  TensorView dq, dk, dv;
+  bool dq_begin = true, dkv_begin = true;
+  // Called once, by the calling thread, before dk and dv are first touched (their other parts may still be arriving).
+  std::function<void()> before_accumulate;
+};
+
+Isa attend_backward(const BackwardArgs& args, Workspace& workspace, const Parallel& parallel);
+
+// delta = sum_d(out * dout) - dlse, [B, N, Sq]; an empty `dlse` view counts as 0. The gradient of lse enters the
+// backward of softmax only here: dS = P * (dP - delta).
+void row_delta(const ConstTensorView& out, const ConstTensorView& dout, const ConstTensorView& dlse,
+               const TensorView& delta, const Parallel& parallel);
+
+// The slow reference: the same contracts in double, one pair at a time, no tiling and no shared code. It stays beside
+// the fast kernels and judges them.
+void attend_reference(const ForwardArgs& args);
+void attend_backward_reference(const BackwardArgs& args);
+
+}  // namespace ringspan

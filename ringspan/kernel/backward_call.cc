@@ -1,0 +1,244 @@
+#include "ringspan/kernel/backward_call.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "ringspan/kernel/call_support.h"
+#include "ringspan/kernel/tile_index.h"
+
+namespace ringspan::kernel {
+namespace {
+
+// Ranges of one wave, in blocks.
+struct Span {
+  int64_t group_begin, group_end;
+  int64_t head_begin, head_end;
+  int64_t q_begin, q_end;
+  int64_t kv_begin, kv_end;
+};
+
+class BackwardCall {
+ public:
+  BackwardCall(const BackwardArgs& args, const KernelTable& table, const BackwardSizes& sizes, const Parallel& parallel)
+      : args_(args),
+        table_(table),
+        sizes_(sizes),
+        parallel_(parallel),
+        kv_heads_(args.k.heads()),
+        heads_per_kv_(args.q.heads() / args.k.heads()),
+        kv_blocks_(divide_up(args.k.rows(), sizes.block_kv)),
+        index_(args.tiles, args.q.batch(), args.q.rows(), args.k.rows(), sizes.block_q) {}
+
+  void run(Workspace& workspace);
+
+ private:
+  void plan_spans();
+  void place(Arena& arena);
+  void begin_wave(const Span& span);
+  void plan_steps(const Span& span);
+  void plan_jobs(const Span& span);
+  void run_span(const Span& span);
+  void write(const Span& span);
+  int64_t num_query_units(const Span& span) const {
+    return (span.group_end - span.group_begin) * (span.head_end - span.head_begin) * (span.q_end - span.q_begin);
+  }
+  int64_t num_kv_units(const Span& span) const {
+    return (span.group_end - span.group_begin) * (span.kv_end - span.kv_begin);
+  }
+
+  const BackwardArgs& args_;
+  const KernelTable& table_;
+  const BackwardSizes& sizes_;
+  const Parallel& parallel_;
+  int64_t kv_heads_, heads_per_kv_, kv_blocks_;
+  TileIndex index_;
+  std::vector<Span> spans_;
+  int workers_ = 1;
+
+  BackwardWave wave_{};
+  unsigned char* scratch_ = nullptr;
+  // The q blocks that each key/value block of each batch entry of the wave meets, in ascending order.
+  std::vector<BackwardStep> steps_;
+  std::vector<int64_t> step_start_;
+  std::vector<BackwardJob> jobs_;
+  std::vector<uint32_t> turns_;
+  bool accumulating_ = false;
+};
+
+void BackwardCall::plan_spans() {
+  const int64_t groups = args_.q.batch() * kv_heads_;
+  const int64_t q_blocks = index_.num_q_blocks();
+  const int64_t budget = kPackedBytes + kPartialBytes;
+  const int64_t q_bytes = sizes_.q_block_bytes, kv_bytes = sizes_.kv_block_bytes;
+  const int64_t group_bytes = heads_per_kv_ * q_blocks * q_bytes + kv_blocks_ * kv_bytes;
+  if (group_bytes <= budget) {
+    const int64_t waves = std::max<int64_t>(divide_up(groups, std::max<int64_t>(budget / std::max<int64_t>(
+                                                                  group_bytes, 1), 1)), 1);
+    const int64_t per_wave = divide_up(groups, waves);
+    for (int64_t begin = 0; begin < groups; begin += per_wave) {
+      spans_.push_back({begin, std::min(begin + per_wave, groups), 0, heads_per_kv_, 0, q_blocks, 0, kv_blocks_});
+    }
+    return;
+  }
+  // One key/value head at a time; a third of the budget for its sums, the rest for queries.
+  const auto even = [](int64_t count, int64_t most) {
+    most = std::clamp<int64_t>(most, 1, std::max<int64_t>(count, 1));
+    return std::max<int64_t>(divide_up(count, divide_up(std::max<int64_t>(count, 1), most)), 1);
+  };
+  const int64_t kv_chunk = even(kv_blocks_, budget / 3 / kv_bytes);
+  const int64_t q_units = (budget - kv_chunk * kv_bytes) / q_bytes;
+  const int64_t q_chunk = even(q_blocks, q_units);
+  const int64_t heads = even(heads_per_kv_, q_units / q_chunk);
+  for (int64_t group = 0; group < groups; ++group) {
+    for (int64_t head = 0; head < heads_per_kv_; head += heads) {
+      for (int64_t kv = 0; kv < std::max<int64_t>(kv_blocks_, 1); kv += kv_chunk) {
+        for (int64_t q = 0; q < std::max<int64_t>(q_blocks, 1); q += q_chunk) {
+          spans_.push_back({group, group + 1, head, std::min(head + heads, heads_per_kv_), q,
+                            std::min(q + q_chunk, q_blocks), kv, std::min(kv + kv_chunk, kv_blocks_)});
+        }
+      }
+    }
+  }
+}
+
+void BackwardCall::place(Arena& arena) {
+  int64_t query_units = 0, kv_units = 0;
+  for (const Span& span : spans_) {
+    query_units = std::max(query_units, num_query_units(span));
+    kv_units = std::max(kv_units, num_kv_units(span));
+  }
+  wave_.packed_q = arena.take(query_units * sizes_.q_block_bytes);
+  wave_.sums_kv = arena.take(kv_units * sizes_.kv_block_bytes);
+  scratch_ = arena.take(workers_ * sizes_.scratch_bytes);
+}
+
+void BackwardCall::begin_wave(const Span& span) {
+  wave_.first_group = span.group_begin;
+  wave_.head_begin = span.head_begin;
+  wave_.head_end = span.head_end;
+  wave_.q_begin = span.q_begin * sizes_.block_q;
+  wave_.q_end = std::min(span.q_end * sizes_.block_q, args_.q.rows());
+  wave_.kv_begin = span.kv_begin * sizes_.block_kv;
+  wave_.kv_end = std::min(span.kv_end * sizes_.block_kv, args_.k.rows());
+  wave_.q_blocks = span.q_end - span.q_begin;
+  wave_.kv_blocks = span.kv_end - span.kv_begin;
+  // Rows of dq meet their first keys in the first chunk, rows of dk and dv their first queries likewise.
+  wave_.dq_overwrite = args_.dq_begin && span.kv_begin == 0;
+  wave_.dkv_overwrite = args_.dkv_begin && span.q_begin == 0 && span.head_begin == 0;
+}
+
+// Which q blocks each key/value block meets. Turns count up the key/value blocks of a q block in ascending order.
+void BackwardCall::plan_steps(const Span& span) {
+  const int64_t first_batch = span.group_begin / kv_heads_;
+  const int64_t batches = span.group_end == span.group_begin ? 0 : (span.group_end - 1) / kv_heads_ - first_batch + 1;
+  std::vector<uint8_t> meets(wave_.kv_blocks);
+  const auto for_each_meeting = [&](auto&& visit) {
+    for (int64_t b = 0; b < batches; ++b) {
+      for (int64_t q = span.q_begin; q < span.q_end; ++q) {
+        std::fill(meets.begin(), meets.end(), 0);
+        for (const TileRows& rows : index_.rows_of(first_batch + b, q)) {
+          const int64_t begin = std::max(rows.col_begin, wave_.kv_begin), end = std::min(rows.col_end, wave_.kv_end);
+          if (begin >= end) continue;
+          const int64_t block = (begin - wave_.kv_begin) / sizes_.block_kv;
+          const int64_t block_end = divide_up(end - wave_.kv_begin, sizes_.block_kv);
+          std::fill(meets.begin() + block, meets.begin() + block_end, 1);
+        }
+        uint32_t turn = 0;
+        for (int64_t kv = 0; kv < wave_.kv_blocks; ++kv) {
+          if (meets[kv]) visit(b * wave_.kv_blocks + kv, BackwardStep{q - span.q_begin, turn++});
+        }
+      }
+    }
+  };
+  step_start_.assign(batches * wave_.kv_blocks + 1, 0);
+  for_each_meeting([&](int64_t list, const BackwardStep&) { ++step_start_[list + 1]; });
+  for (std::size_t i = 1; i < step_start_.size(); ++i) step_start_[i] += step_start_[i - 1];
+  steps_.resize(step_start_.back());
+  std::vector<int64_t> next(step_start_.begin(), step_start_.end() - 1);
+  for_each_meeting([&](int64_t list, const BackwardStep& step) { steps_[next[list]++] = step; });
+}
+
+// Key/value blocks outermost: for a causal mask the first ones have the most work, and neighbouring jobs, which run at
+// the same time, belong to different heads and don't wait for each other.
+void BackwardCall::plan_jobs(const Span& span) {
+  jobs_.clear();
+  const int64_t first_batch = span.group_begin / kv_heads_;
+  for (int64_t kv = 0; kv < wave_.kv_blocks; ++kv) {
+    for (int64_t group = span.group_begin; group < span.group_end; ++group) {
+      const int64_t list = (group / kv_heads_ - first_batch) * wave_.kv_blocks + kv;
+      jobs_.push_back({group - span.group_begin, kv, steps_.data() + step_start_[list],
+                       step_start_[list + 1] - step_start_[list]});
+    }
+  }
+}
+
+void BackwardCall::run_span(const Span& span) {
+  begin_wave(span);
+  plan_steps(span);
+  plan_jobs(span);
+  turns_.assign(num_query_units(span), 0);
+  wave_.turns = turns_.data();
+  const int64_t heads = span.head_end - span.head_begin;
+  run_jobs(parallel_, workers_, num_query_units(span), scratch_, sizes_.scratch_bytes,
+           [&](int64_t i, unsigned char* scratch) {
+             const int64_t head = i / wave_.q_blocks % heads + span.head_begin;
+             table_.backward_pack(wave_, i / wave_.q_blocks / heads, head, i % wave_.q_blocks, scratch);
+           });
+  run_jobs(parallel_, workers_, static_cast<int64_t>(jobs_.size()), scratch_, sizes_.scratch_bytes,
+           [&](int64_t i, unsigned char* scratch) { table_.backward_run(wave_, jobs_[i], scratch); });
+  if (!accumulating_ && args_.before_accumulate) args_.before_accumulate();
+  accumulating_ = true;
+  write(span);
+}
+
+void BackwardCall::write(const Span& span) {
+  const int64_t heads = span.head_end - span.head_begin;
+  const int64_t query_units = num_query_units(span);
+  run_jobs(parallel_, workers_, query_units + num_kv_units(span), scratch_, sizes_.scratch_bytes,
+           [&](int64_t i, unsigned char*) {
+             if (i < query_units) {
+               const int64_t head = i / wave_.q_blocks % heads + span.head_begin;
+               table_.backward_write_q(wave_, i / wave_.q_blocks / heads, head, i % wave_.q_blocks);
+             } else {
+               i -= query_units;
+               table_.backward_write_kv(wave_, i / wave_.kv_blocks, i % wave_.kv_blocks);
+             }
+           });
+}
+
+void BackwardCall::run(Workspace& workspace) {
+  plan_spans();
+  const double work = static_cast<double>(args_.q.batch() * args_.q.heads()) * static_cast<double>(args_.q.rows()) *
+                      static_cast<double>(args_.k.rows()) * static_cast<double>(args_.q.dim() + args_.v.dim());
+  workers_ = count_workers(parallel_, sizes_.scratch_bytes, work);
+  wave_.q = raw_view(args_.q);
+  wave_.k = raw_view(args_.k);
+  wave_.v = raw_view(args_.v);
+  wave_.dout = raw_view(args_.dout);
+  wave_.lse = raw_view(args_.lse);
+  wave_.delta = raw_view(args_.delta);
+  wave_.dq = raw_view(args_.dq);
+  wave_.dk = raw_view(args_.dk);
+  wave_.dv = raw_view(args_.dv);
+  wave_.scale = args_.scale;
+  wave_.heads_per_kv = heads_per_kv_;
+  wave_.kv_heads = kv_heads_;
+  wave_.tiles = index_.lists();
+  wave_.sizes = sizes_;
+  Arena count(nullptr);
+  place(count);
+  Arena arena(workspace.reserve(static_cast<std::size_t>(count.used())));
+  place(arena);
+  for (const Span& span : spans_) run_span(span);
+  if (!accumulating_ && args_.before_accumulate) args_.before_accumulate();
+}
+
+}  // namespace
+
+void run_backward(const BackwardArgs& args, const KernelTable& table, Workspace& workspace, const Parallel& parallel) {
+  BackwardSizes sizes{};
+  table.backward_sizes(args.q.dim(), args.v.dim(), &sizes);
+  BackwardCall(args, table, sizes, parallel).run(workspace);
+}
+
+}  // namespace ringspan::kernel

@@ -1,0 +1,59 @@
+#include "ringspan/kernel/call_support.h"
+
+#include <algorithm>
+#include <atomic>
+
+namespace ringspan::kernel {
+
+static_assert(static_cast<int>(Element::kF32) == static_cast<int>(DType::kF32));
+static_assert(static_cast<int>(Element::kBF16) == static_cast<int>(DType::kBF16));
+static_assert(static_cast<int>(Element::kF16) == static_cast<int>(DType::kF16));
+static_assert(static_cast<int>(Element::kF64) == static_cast<int>(DType::kF64));
+
+RawView raw_view(const ConstTensorView& view) {
+  RawView raw{};
+  // The kernels write only through the views that a call names as outputs.
+  raw.data = reinterpret_cast<unsigned char*>(const_cast<std::byte*>(view.data));
+  for (int i = 0; i < 4; ++i) raw.stride[i] = view.stride[i] * size_of(view.dtype);
+  raw.dim = view.dim();
+  raw.element = static_cast<Element>(view.dtype);
+  return raw;
+}
+
+const KernelTable& table_for(Isa isa, DType dtype) {
+  const auto pick = [dtype](const IsaKernels& kernels) -> const KernelTable& {
+    if (dtype == DType::kF64) return *kernels.f64;
+    return dtype == DType::kBF16 && kernels.bf16 != nullptr ? *kernels.bf16 : *kernels.f32;
+  };
+  switch (isa) {
+#ifdef RINGSPAN_ISA_X86
+    case Isa::kAvx2: return pick(avx2::kernels());
+    case Isa::kAvx512: return pick(avx512::kernels());
+    case Isa::kAvx512Bf16: return pick(avx512_bf16::kernels());
+#endif
+    default: return pick(generic::kernels());
+  }
+}
+
+int count_workers(const Parallel& parallel, int64_t scratch_bytes, double work) {
+  // About 20 us of one core: less than waking a pool is worth.
+  constexpr double kSmallWork = 1e6;
+  if (work < kSmallWork) return 1;
+  const int64_t fit = kScratchBytes / std::max<int64_t>(scratch_bytes, 1);
+  return static_cast<int>(std::clamp<int64_t>(parallel.num_threads(), 1, std::max<int64_t>(fit, 1)));
+}
+
+void run_jobs(const Parallel& parallel, int num_workers, int64_t num_jobs, unsigned char* scratch, int64_t scratch_bytes,
+              const std::function<void(int64_t, unsigned char*)>& job) {
+  num_workers = static_cast<int>(std::min<int64_t>(num_workers, num_jobs));
+  if (num_workers <= 1) {
+    for (int64_t i = 0; i < num_jobs; ++i) job(i, scratch);
+    return;
+  }
+  std::atomic<int64_t> next{0};
+  parallel.run(num_workers, [&](int worker) {
+    for (int64_t i = next.fetch_add(1); i < num_jobs; i = next.fetch_add(1)) job(i, scratch + worker * scratch_bytes);
+  });
+}
+
+}  // namespace ringspan::kernel

@@ -1,0 +1,417 @@
+// Forward: one job = one block of query rows of one head against the packed keys and values of the wave.
+//
+//     block of K^T, V    block_kv columns              A row group (kRows rows) meets one key/value block at a time:
+//            +----+----+----+----+                       S = Q K^T     one register tile per panel of kCols columns
+//   row      | S  | S  | S  |    |  <- panels that         P = 2^(S - m) row by row, m = running maximum
+//   group    | \\\\\\\\\\\  |    |     no row keeps        O = O 2^(m_old - m) + P V
+//            +----+----+----+----+     are skipped       so its S and P stay in the first cache level.
+//
+// Legend: S scores in powers of two (scaled by scale * log2 e); P weights; O unnormalised output; m, l running maximum
+// (in powers of two) and sum of a row; first/last = columns a row keeps, relative to the block of keys.
+#pragma once
+
+#include "ringspan/kernel/pack-inl.h"
+
+namespace ringspan::RINGSPAN_ISA_NAMESPACE {
+
+using kernel::ForwardJob;
+using kernel::ForwardSizes;
+using kernel::ForwardWave;
+using kernel::MergeJob;
+using kernel::TileRows;
+
+// 192 rows: a multiple of every kRows; with O and Q of 128 dims 196 KB, which leaves room for K and V in 512 KB.
+constexpr int64_t kForwardRows = 192;
+constexpr int64_t kMaxForwardCols = 512;
+// Packed K and V of a block stay in the second cache level while all row groups pass over them.
+constexpr int64_t kForwardKvBytes = 256 << 10;
+// Not a power of two: rows of S and P then fall into different cache sets.
+constexpr int64_t kScoreStride = kMaxForwardCols + 16;
+
+constexpr double kLog2E = 1.4426950408889634;
+constexpr double kLn2 = 0.6931471805599453;
+
+template <class C>
+RINGSPAN_INLINE int64_t forward_cols(int64_t qk_dim, int64_t v_dim) {
+  const int64_t row_bytes = (qk_dim + v_dim) * static_cast<int64_t>(sizeof(typename C::Word)) / C::kPair;
+  const int64_t cols = kForwardKvBytes / row_bytes / C::kCols * C::kCols;
+  return larger(2 * C::kCols, smaller(cols, kMaxForwardCols));
+}
+
+// State of a block of rows. O is kept as [panel of kCols][row][kCols].
+template <class C>
+struct ForwardState {
+  using Acc = typename C::Acc;
+  static constexpr int64_t kPanelStride = kForwardRows * C::kCols;
+  Acc *m, *l, *o;
+
+  RINGSPAN_INLINE ForwardState(Carver& carver, int64_t v_panels)
+      : m(carver.take<Acc>(kForwardRows)),
+        l(carver.take<Acc>(kForwardRows)),
+        o(carver.take<Acc>(v_panels * kPanelStride)) {}
+
+  RINGSPAN_INLINE void set_identity(int64_t v_panels) const {
+    for (int64_t r = 0; r < kForwardRows; ++r) {
+      m[r] = -__builtin_inff();
+      l[r] = 0;
+    }
+    __builtin_memset(o, 0, static_cast<std::size_t>(v_panels * kPanelStride) * sizeof(Acc));
+  }
+};
+
+template <class C>
+struct ForwardScratch {
+  using Acc = typename C::Acc;
+  ForwardState<C> state;
+  typename C::Word* q;    // row panels form
+  Acc* s;                 // [kRows][kScoreStride]
+  typename C::Word* p;    // the same for kPair = 1: P overwrites S
+  int32_t *first, *last;  // per row, relative to the wave's first key
+  Acc *loaded, *natural;  // m as it was loaded, in powers of two and as the caller gave it
+  typename C::Row* rows;  // fetched rows
+
+  RINGSPAN_INLINE ForwardScratch(Carver& carver, const PackedDims<C>& qk, const PackedDims<C>& v)
+      : state(carver, v.panels),
+        q(carver.take<typename C::Word>(qk.word_panels * kForwardRows * C::kCols)),
+        s(carver.take<Acc>(C::kRows * kScoreStride)),
+        p(C::kPair == 1 ? reinterpret_cast<typename C::Word*>(s)
+                        : carver.take<typename C::Word>(C::kRows * kScoreStride)),
+        first(carver.take<int32_t>(kForwardRows)),
+        last(carver.take<int32_t>(kForwardRows)),
+        loaded(carver.take<Acc>(kForwardRows)),
+        natural(carver.take<Acc>(kForwardRows)),
+        rows(carver.take<typename C::Row>(kLanes<typename C::Word> * larger(qk.padded, v.padded))) {}
+};
+
+template <class C>
+void forward_sizes(int64_t qk_dim, int64_t v_dim, ForwardSizes* sizes) {
+  const PackedDims<C> qk(qk_dim), v(v_dim);
+  Carver scratch(nullptr), partial(nullptr);
+  ForwardScratch<C>(scratch, qk, v);
+  ForwardState<C>(partial, v.panels);
+  const int64_t cols = forward_cols<C>(qk_dim, v_dim);
+  const int64_t word_bytes = sizeof(typename C::Word);
+  sizes->block_q = kForwardRows;
+  sizes->block_kv = cols;
+  sizes->k_block_bytes = round_up(cols * qk.words * word_bytes, 64);
+  sizes->v_block_bytes = round_up(cols / C::kPair * v.panels * C::kCols * word_bytes, 64);
+  sizes->scratch_bytes = scratch.bytes();
+  sizes->partial_bytes = partial.bytes();
+}
+
+template <class C>
+void forward_pack(const ForwardWave& wave, int64_t group, int64_t block, Byte* scratch) {
+  const int64_t batch = (wave.first_group + group) / wave.kv_heads;
+  const int64_t head = (wave.first_group + group) % wave.kv_heads;
+  const int64_t index = group * wave.blocks_per_group + block;
+  const int64_t begin = wave.kv_begin + block * wave.sizes.block_kv;
+  const uint8_t* covered = wave.tiles.kv_covered + batch * wave.tiles.kv_len;
+  RowRange range{&wave.k, batch, head, begin, smaller(begin + wave.sizes.block_kv, wave.kv_end), covered};
+  auto* rows = reinterpret_cast<typename C::Row*>(scratch);
+  pack_columns<C>(reinterpret_cast<typename C::Word*>(wave.packed_k + index * wave.sizes.k_block_bytes), range,
+                  wave.sizes.block_kv, rows);
+  range.view = &wave.v;
+  wave.v_nonfinite[index] =
+      pack_stacked_block<C>(reinterpret_cast<typename C::Word*>(wave.packed_v + index * wave.sizes.v_block_bytes),
+                            range, wave.sizes.block_kv, rows);
+}
+
+// Row panels form of the block's query rows.
+template <class C>
+void pack_queries(const ForwardWave& wave, const ForwardJob& job, const ForwardScratch<C>& s) {
+  const PackedDims<C> qk(wave.q.dim);
+  const int64_t begin = job.q_block * kForwardRows;
+  const RowRange range{&wave.q, job.batch, job.head, begin, wave.tiles.q_len,
+                       wave.tiles.q_covered + job.batch * wave.tiles.q_len};
+  const auto factor = static_cast<typename C::Acc>(wave.scale * kLog2E);
+  for (int64_t r = 0; r < kForwardRows; ++r) {
+    const auto* row = fetch_covered<C>(s.rows, range, begin + r, qk);
+    pack_row_panels<C>(s.q + r * C::kCols, row, qk, kForwardRows * C::kCols, factor);
+  }
+}
+
+// What a row group needs to meet one block of keys and values.
+template <class C>
+struct GroupBlock {
+  const typename C::Word *q, *k, *v;    // of the group; of the block
+  int64_t words, word_panels, v_panels;
+  int64_t v_panel_stride;
+  typename C::Acc factor;               // scores are multiplied by it (kScaleOnPack: they already are)
+  int64_t col_begin, col_end;           // whole panels that some row keeps a part of
+  int64_t used_end;                     // end of the last kept column
+  int64_t first[C::kRows], last[C::kRows];
+};
+
+template <class C>
+RINGSPAN_INLINE void score_group(const GroupBlock<C>& g, typename C::Acc* s) {
+  for (int64_t col = g.col_begin; col < g.col_end; col += C::kCols) {
+    RegisterTile<C> tile;
+    tile.clear();
+    const typename C::Word* k = g.k + col * g.words;
+    for (int64_t panel = 0; panel < g.word_panels; ++panel) {
+      multiply_add<C, 1, C::kCols>(tile, g.q + panel * kForwardRows * C::kCols, k + panel * C::kCols * C::kCols,
+                                   smaller(C::kCols, g.words - panel * C::kCols));
+    }
+    tile.store_to(s + col, kScoreStride);
+  }
+}
+
+// P of one row from its scores; columns outside [begin, end) (whole steps) become 0. Returns the sum.
+template <class C>
+RINGSPAN_INLINE typename C::Acc weigh_row(const GroupBlock<C>& g, const typename C::Acc* s, typename C::Word* p,
+                                          int64_t begin, int64_t end, typename C::Acc m) {
+  using Acc = typename C::Acc;
+  using Word = typename C::Word;
+  constexpr int kStep = kLanes<Acc> * C::kPair;
+  for (int64_t c = g.col_begin; c < begin; c += kStep) store(p + c / C::kPair, Vector<Word>{});
+  Vector<Acc> sum{};
+  for (int64_t c = begin; c < end; c += kStep) {
+    if constexpr (C::kPair == 1) {
+      const Vector<Acc> e = exp2(load(s + c) - m);
+      store(p + c, e);
+      sum += e;
+    } else {
+#ifdef RINGSPAN_ISA_BF16_DOT
+      const F32 e0 = exp2(load(s + c) * g.factor - m);
+      const F32 e1 = exp2(load(s + c + kLanes<Acc>) * g.factor - m);
+      store(p + c / C::kPair, pack_neighbours(e0, e1));
+      sum += e0 + e1;
+#endif
+    }
+  }
+  for (int64_t c = end; c < g.col_end; c += kStep) store(p + c / C::kPair, Vector<Word>{});
+  return reduce_sum<Acc>(sum);
+}
+
+template <class Acc>
+RINGSPAN_INLINE Acc max_of_row(const Acc* s, int64_t begin, int64_t end) {
+  Vector<Acc> even = splat(static_cast<Acc>(-__builtin_inff())), odd = even;
+  int64_t c = begin;
+  for (; c + 2 * kLanes<Acc> <= end; c += 2 * kLanes<Acc>) {
+    even = max(load(s + c), even);
+    odd = max(load(s + c + kLanes<Acc>), odd);
+  }
+  if (c < end) even = max(load(s + c), even);
+  return reduce_max<Acc>(max(even, odd));
+}
+
+// Scores to weights for all rows of the group; m and l move on. Returns whether O must be rescaled, by `alpha`.
+template <class C>
+RINGSPAN_INLINE bool softmax_group(const GroupBlock<C>& g, typename C::Acc* s, typename C::Word* p,
+                                   typename C::Acc* m, typename C::Acc* l, typename C::Acc* alpha) {
+  using Acc = typename C::Acc;
+  constexpr int kStep = kLanes<Acc> * C::kPair;
+  constexpr Acc kInf = __builtin_inff();
+  constexpr int kSlots = (C::kRows + kLanes<Acc> - 1) / kLanes<Acc> * kLanes<Acc>;
+  Acc change[kSlots] = {}, reference[C::kRows];
+  int64_t begin[C::kRows], end[C::kRows];
+  bool rescale = false;
+  for (int r = 0; r < C::kRows; ++r) {
+    Acc* row = s + r * kScoreStride;
+    reference[r] = 0;
+    begin[r] = end[r] = g.col_begin;
+    if (g.first[r] >= g.last[r]) continue;
+    begin[r] = g.first[r] / kStep * kStep;
+    end[r] = round_up(g.last[r], kStep);
+    for (int64_t c = begin[r]; c < g.first[r]; ++c) row[c] = -kInf;
+    for (int64_t c = g.last[r]; c < end[r]; ++c) row[c] = -kInf;
+    Acc highest = max_of_row(row, begin[r], end[r]);
+    if constexpr (!C::kScaleOnPack) highest *= g.factor;
+    const Acc next = highest > m[r] ? highest : m[r];
+    // A row of -inf only (an infinite input) stays empty; measuring from 0 avoids inf - inf.
+    reference[r] = next == -kInf ? Acc{0} : next;
+    change[r] = m[r] - reference[r];
+    rescale |= change[r] != 0;
+    m[r] = next;
+  }
+  for (int r = 0; r < kSlots; r += kLanes<Acc>) store(alpha + r, exp2(load(change + r)));
+  for (int r = 0; r < C::kRows; ++r) {
+    const Acc sum = weigh_row<C>(g, s + r * kScoreStride, p + r * kScoreStride, begin[r], end[r], reference[r]);
+    l[r] = l[r] * alpha[r] + sum;
+  }
+  return rescale;
+}
+
+// O = O alpha + P V
+template <class C, bool kKeptOnly>
+RINGSPAN_INLINE void accumulate_group(const GroupBlock<C>& g, const typename C::Word* p, typename C::Acc* o,
+                                      const typename C::Acc* alpha, bool rescale) {
+  const typename C::Word* a = p + g.col_begin / C::kPair;
+  const int64_t depth = ceil_div(g.used_end - g.col_begin, C::kPair);
+  for (int64_t panel = 0; panel < g.v_panels; ++panel) {
+    typename C::Acc* target = o + panel * ForwardState<C>::kPanelStride;
+    const typename C::Word* v = g.v + panel * g.v_panel_stride + g.col_begin / C::kPair * C::kCols;
+    RegisterTile<C> tile;
+    tile.load_from(target, C::kCols);
+    if (rescale) tile.scale_rows(alpha);
+    multiply_add<C, 1, kScoreStride, kKeptOnly>(tile, a, v, depth);
+    tile.store_to(target, C::kCols);
+  }
+}
+
+// Kept columns of the group's rows inside the block that starts at `block_begin`; false where there are none.
+template <class C>
+RINGSPAN_INLINE bool clip_group(GroupBlock<C>& g, const int32_t* first, const int32_t* last, int64_t block_begin,
+                                int64_t block_cols) {
+  int64_t begin = block_cols, end = 0;
+  RINGSPAN_UNROLL
+  for (int r = 0; r < C::kRows; ++r) {
+    g.first[r] = larger(first[r] - block_begin, 0);
+    g.last[r] = smaller(last[r] - block_begin, block_cols);
+    if (g.first[r] >= g.last[r]) continue;
+    begin = smaller(begin, g.first[r]);
+    end = larger(end, g.last[r]);
+  }
+  g.col_begin = begin / C::kCols * C::kCols;
+  g.col_end = round_up(end, C::kCols);
+  g.used_end = end;
+  return begin < end;
+}
+
+// All row groups of `rows` against one packed block. Rows outside the tile have empty limits.
+template <class C>
+void attend_block(const ForwardWave& wave, const ForwardScratch<C>& s, int64_t index, int64_t row_begin,
+                  int64_t row_end, int64_t block_begin) {
+  const PackedDims<C> qk(wave.q.dim), v(wave.v.dim);
+  GroupBlock<C> g;
+  g.k = reinterpret_cast<const typename C::Word*>(wave.packed_k + index * wave.sizes.k_block_bytes);
+  g.v = reinterpret_cast<const typename C::Word*>(wave.packed_v + index * wave.sizes.v_block_bytes);
+  g.words = qk.words;
+  g.word_panels = qk.word_panels;
+  g.v_panels = v.panels;
+  g.v_panel_stride = wave.sizes.block_kv / C::kPair * C::kCols;
+  g.factor = static_cast<typename C::Acc>(__builtin_fabs(wave.scale) * kLog2E);
+  typename C::Acc alpha[64 / sizeof(typename C::Acc) + C::kRows];
+  for (int64_t row = row_begin / C::kRows * C::kRows; row < row_end; row += C::kRows) {
+    if (!clip_group(g, s.first + row, s.last + row, block_begin, wave.sizes.block_kv)) continue;
+    g.q = s.q + row * C::kCols;
+    score_group(g, s.s);
+    const bool rescale = softmax_group(g, s.s, s.p, s.state.m + row, s.state.l + row, alpha);
+    typename C::Acc* o = s.state.o + row * C::kCols;
+    if (wave.v_nonfinite[index]) {
+      accumulate_group<C, true>(g, s.p, o, alpha, rescale);
+    } else {
+      accumulate_group<C, false>(g, s.p, o, alpha, rescale);
+    }
+  }
+}
+
+// The state of the block's rows as the caller keeps it.
+template <class C>
+void load_state(const ForwardWave& wave, int64_t batch, int64_t head, int64_t q_block, const ForwardScratch<C>& s) {
+  using Acc = typename C::Acc;
+  const PackedDims<C> v(wave.v.dim);
+  s.state.set_identity(v.panels);
+  const int64_t begin = q_block * kForwardRows;
+  const int64_t count = smaller(kForwardRows, wave.tiles.q_len - begin);
+  auto* row = reinterpret_cast<Acc*>(s.rows);
+  for (int64_t r = 0; r < kForwardRows; ++r) s.natural[r] = s.loaded[r] = s.state.m[r];
+  for (int64_t r = 0; wave.load && r < count; ++r) {
+    s.natural[r] = load_scalar<Acc>(row_of(wave.state_max, batch, head, begin + r));
+    s.loaded[r] = s.state.m[r] = s.natural[r] * static_cast<Acc>(kLog2E);
+    s.state.l[r] = load_scalar<Acc>(row_of(wave.state_sum, batch, head, begin + r));
+    fetch_row(row, wave.state_acc, row_of(wave.state_acc, batch, head, begin + r), v.panels * C::kCols);
+    for (int64_t panel = 0; panel < v.panels; ++panel) {
+      __builtin_memcpy(s.state.o + panel * ForwardState<C>::kPanelStride + r * C::kCols, row + panel * C::kCols,
+                       C::kCols * sizeof(Acc));
+    }
+  }
+}
+
+// Back to the caller's state, or, where the rows end here, to the output. An empty row becomes the one that
+// softmax_state.h defines.
+template <class C>
+void store_state(const ForwardWave& wave, int64_t batch, int64_t head, int64_t q_block, const ForwardScratch<C>& s) {
+  using Acc = typename C::Acc;
+  constexpr Acc kInf = __builtin_inff();
+  const PackedDims<C> v(wave.v.dim);
+  const int64_t begin = q_block * kForwardRows;
+  const int64_t count = smaller(kForwardRows, wave.tiles.q_len - begin);
+  auto* row = reinterpret_cast<Acc*>(s.rows);
+  for (int64_t r = 0; r < count; ++r) {
+    const Acc l = s.state.l[r];
+    const bool empty = l == 0;
+    // A maximum that did not move goes back as it came, so that it can't drift over many calls.
+    const Acc m = s.state.m[r] == s.loaded[r] ? s.natural[r] : s.state.m[r] * static_cast<Acc>(kLn2);
+    const Acc* o = s.state.o + r * C::kCols;
+    const Acc factor = !wave.finish ? Acc{1} : empty ? Acc{0} : Acc{1} / l;
+    gather_row<C>(row, o, v.panels, ForwardState<C>::kPanelStride, factor);
+    if (wave.finish) {
+      const Acc lse = static_cast<Acc>(static_cast<double>(m) + __builtin_log(static_cast<double>(l)));
+      store_row(wave.out, row_of(wave.out, batch, head, begin + r), row);
+      store_scalar(row_of(wave.out_max, batch, head, begin + r), empty ? -kInf : m);
+      store_scalar(row_of(wave.out_sum, batch, head, begin + r), l);
+      store_scalar(row_of(wave.out_lse, batch, head, begin + r), empty ? -kInf : lse);
+    } else {
+      store_row(wave.state_acc, row_of(wave.state_acc, batch, head, begin + r), row);
+      store_scalar(row_of(wave.state_max, batch, head, begin + r), m);
+      store_scalar(row_of(wave.state_sum, batch, head, begin + r), l);
+    }
+  }
+}
+
+template <class C>
+void forward_run(const ForwardWave& wave, const ForwardJob& job, Byte* memory) {
+  Carver carver(memory);
+  const PackedDims<C> qk(wave.q.dim), v(wave.v.dim);
+  ForwardScratch<C> s(carver, qk, v);
+  if (job.partial) {
+    Carver partial(job.partial);
+    s.state = ForwardState<C>(partial, v.panels);
+    s.state.set_identity(v.panels);
+  } else {
+    load_state(wave, job.batch, job.head, job.q_block, s);
+  }
+  const int64_t group = job.batch * wave.kv_heads + job.head / wave.heads_per_kv - wave.first_group;
+  const int64_t q_begin = job.q_block * kForwardRows;
+  const int64_t list = job.batch * wave.tiles.num_q_blocks + job.q_block;
+  bool packed = false;
+  for (int64_t t = wave.tiles.start[list]; t < wave.tiles.start[list + 1]; ++t) {
+    const TileRows& rows = wave.tiles.rows[t];
+    const int64_t col_begin = larger(rows.col_begin, job.kv_begin), col_end = smaller(rows.col_end, job.kv_end);
+    if (col_begin >= col_end) continue;
+    if (!packed) pack_queries(wave, job, s);
+    packed = true;
+    const int64_t row_begin = rows.row_begin - q_begin, row_end = rows.row_end - q_begin;
+    for (int64_t r = row_begin / C::kRows * C::kRows; r < round_up(row_end, C::kRows); ++r) s.first[r] = s.last[r] = 0;
+    kernel::fill_row_limits(*rows.tile, rows.row_begin, row_end - row_begin, job.kv_begin, job.kv_end,
+                            s.first + row_begin, s.last + row_begin);
+    for (int64_t block = (col_begin - wave.kv_begin) / wave.sizes.block_kv;
+         wave.kv_begin + block * wave.sizes.block_kv < col_end; ++block) {
+      // Limits count from the first key of the job.
+      const int64_t block_begin = wave.kv_begin + block * wave.sizes.block_kv - job.kv_begin;
+      attend_block(wave, s, group * wave.blocks_per_group + block, row_begin, row_end, block_begin);
+    }
+  }
+  if (!job.partial) store_state(wave, job.batch, job.head, job.q_block, s);
+}
+
+// Joins the parts of one q block with what came before, in ascending order.
+template <class C>
+void forward_merge(const ForwardWave& wave, const MergeJob& job, Byte* memory) {
+  using Acc = typename C::Acc;
+  constexpr Acc kInf = __builtin_inff();
+  Carver carver(memory);
+  const PackedDims<C> qk(wave.q.dim), v(wave.v.dim);
+  const ForwardScratch<C> s(carver, qk, v);
+  load_state(wave, job.batch, job.head, job.q_block, s);
+  for (int64_t i = 0; i < job.num_partials; ++i) {
+    Carver partial(const_cast<Byte*>(job.partials) + i * wave.sizes.partial_bytes);
+    const ForwardState<C> part(partial, v.panels);
+    for (int64_t r = 0; r < kForwardRows; ++r) {
+      if (part.m[r] == -kInf && part.l[r] == 0) continue;
+      const Acc m = part.m[r] > s.state.m[r] ? part.m[r] : s.state.m[r];
+      const Acc reference = m == -kInf ? Acc{0} : m;
+      const Acc mine = exp2(splat(s.state.m[r] - reference))[0], other = exp2(splat(part.m[r] - reference))[0];
+      s.state.m[r] = m;
+      s.state.l[r] = s.state.l[r] * mine + part.l[r] * other;
+      for (int64_t panel = 0; panel < v.panels; ++panel) {
+        const int64_t at = panel * ForwardState<C>::kPanelStride + r * C::kCols;
+        for (int j = 0; j < C::kCols; ++j) s.state.o[at + j] = s.state.o[at + j] * mine + part.o[at + j] * other;
+      }
+    }
+  }
+  store_state(wave, job.batch, job.head, job.q_block, s);
+}
+
+}  // namespace ringspan::RINGSPAN_ISA_NAMESPACE

@@ -1,0 +1,180 @@
+// What crosses between the planning code and the kernels that are compiled once per instruction set: plain structs of
+// pointers and integers, and one table of functions. No inline function, no standard container, no member
+// initialiser may enter this header: whatever it brought along would be compiled with the flags of each instruction
+// set under one name, and the linker may then keep the copy that this CPU cannot run.
+//
+// Blocks. Query rows are cut into blocks of `block_q`, key/value rows into blocks of `block_kv`, both counted from
+// row 0 of the tensors. A `wave` is the part of a call whose packed operands fit into the workspace at one time.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace ringspan {
+
+struct Tile;
+
+namespace kernel {
+
+enum class Element : uint8_t { kF32, kBF16, kF16, kF64 };  // the same order as DType
+
+// A strided tensor; strides in bytes. A null `data` is an absent one.
+struct RawView {
+  unsigned char* data;
+  int64_t stride[4];  // batch, head, row, dim
+  int64_t dim;
+  Element element;
+};
+
+// The rows of one tile that lie in one q block.
+struct TileRows {
+  const Tile* tile;
+  int64_t row_begin, row_end;  // rows of the tensor
+  int64_t col_begin, col_end;  // every key/value row that one of them keeps lies in here
+};
+
+// What the kernels need of the tiles, see tile_index.h.
+struct TileLists {
+  const TileRows* rows;       // of q block i of batch entry b: [start[b * num_q_blocks + i], start[... + 1])
+  const int64_t* start;
+  int64_t num_q_blocks;
+  const uint8_t* q_covered;   // [batch, q_len]: 1 where a tile covers the row
+  const uint8_t* kv_covered;  // [batch, kv_len]
+  int64_t q_len, kv_len;
+};
+
+// Columns that rows [row, row + count) of the tensor keep, as [begin, end) relative to `kv_begin` and clamped to
+// [0, kv_end - kv_begin]. Ends never move left from row to row. Not inline on purpose.
+void fill_row_limits(const Tile& tile, int64_t row, int64_t count, int64_t kv_begin, int64_t kv_end, int32_t* begin,
+                     int32_t* end);
+
+// ---------------------------------------------------------------------------------------------------------- forward
+
+struct ForwardSizes {
+  int64_t block_q, block_kv;
+  int64_t k_block_bytes, v_block_bytes;  // packed K and V of one block
+  int64_t partial_bytes;                 // unfinished state of one job
+  int64_t scratch_bytes;                 // per worker
+};
+
+// Query block `q_block` of one head against key/value rows [kv_begin, kv_end) of the wave.
+struct ForwardJob {
+  int64_t batch, head, q_block;
+  int64_t kv_begin, kv_end;
+  unsigned char* partial;  // where the state goes; null = the job is alone and ends its rows itself
+};
+
+// The parts of one q block, joined in ascending order.
+struct MergeJob {
+  int64_t batch, head, q_block;
+  const unsigned char* partials;
+  int64_t num_partials;
+};
+
+struct ForwardWave {
+  RawView q, k, v;
+  RawView state_max, state_sum, state_acc;      // the running state
+  RawView out, out_max, out_sum, out_lse;
+  double scale;
+  int64_t heads_per_kv, kv_heads;
+  int64_t first_group;                          // group = batch entry * kv_heads + kv head
+  int64_t kv_begin, kv_end;                     // kv_begin is a multiple of block_kv
+  int64_t blocks_per_group;
+  unsigned char *packed_k, *packed_v;           // [group][block]
+  uint8_t* v_nonfinite;                         // [group][block]
+  unsigned char* partials;
+  int32_t load, finish;                         // the state goes on from earlier; the rows end here
+  TileLists tiles;
+  ForwardSizes sizes;
+};
+
+// --------------------------------------------------------------------------------------------------------- few rows
+
+// A handful of query rows per key/value head (decoding): keys and values are read once, in place, for all of them.
+struct DecodeJob {
+  int64_t batch, kv_head;
+  int64_t kv_begin, kv_end;
+  unsigned char* partial;
+};
+
+// --------------------------------------------------------------------------------------------------------- backward
+
+struct BackwardSizes {
+  int64_t block_q, block_kv;
+  int64_t q_block_bytes;   // packed Q, dO, statistics and the dQ sum of one block of one head
+  int64_t kv_block_bytes;  // the dK and dV sums of one block
+  int64_t scratch_bytes;   // per worker
+};
+
+// One q block that a key/value block meets. `turn` = how many blocks of the wave add to its dQ before.
+struct BackwardStep {
+  int64_t q_block;  // counted inside the wave
+  uint32_t turn;
+};
+
+struct BackwardJob {
+  int64_t group, kv_block;  // both counted inside the wave
+  const BackwardStep* steps;
+  int64_t num_steps;
+};
+
+struct BackwardWave {
+  RawView q, k, v, dout, lse, delta;
+  RawView dq, dk, dv;
+  double scale;
+  int64_t heads_per_kv, kv_heads;
+  int64_t first_group;
+  int64_t head_begin, head_end;                // query heads of each group in this wave, inside [0, heads_per_kv)
+  int64_t q_begin, q_end, kv_begin, kv_end;    // begins are multiples of the block sizes
+  int64_t q_blocks, kv_blocks;                 // of the wave
+  unsigned char* packed_q;                     // [group][head][q block]
+  unsigned char* sums_kv;                      // [group][kv block]
+  uint32_t* turns;                             // [group][head][q block]
+  int32_t dq_overwrite, dkv_overwrite;
+  TileLists tiles;
+  BackwardSizes sizes;
+};
+
+struct RowDelta {
+  RawView out, dout, dlse, delta;
+};
+
+// ------------------------------------------------------------------------------------------------------------ table
+
+// One per instruction set and compute type. All are noexcept and touch nothing outside their arguments.
+struct KernelTable {
+  void (*forward_sizes)(int64_t qk_dim, int64_t v_dim, ForwardSizes* sizes);
+  void (*forward_pack)(const ForwardWave& wave, int64_t group, int64_t block, unsigned char* scratch);
+  void (*forward_run)(const ForwardWave& wave, const ForwardJob& job, unsigned char* scratch);
+  void (*forward_merge)(const ForwardWave& wave, const MergeJob& job, unsigned char* scratch);
+  void (*backward_sizes)(int64_t qk_dim, int64_t v_dim, BackwardSizes* sizes);
+  void (*backward_pack)(const BackwardWave& wave, int64_t group, int64_t head, int64_t q_block, unsigned char* scratch);
+  void (*backward_run)(const BackwardWave& wave, const BackwardJob& job, unsigned char* scratch);
+  void (*backward_write_q)(const BackwardWave& wave, int64_t group, int64_t head, int64_t q_block);
+  void (*backward_write_kv)(const BackwardWave& wave, int64_t group, int64_t kv_block);
+  void (*row_delta)(const RowDelta& args, int64_t batch, int64_t head, int64_t row_begin, int64_t row_end);
+};
+
+// `bf16` is null where the set has no dot product of bf16 pairs; bf16 is then widened to fp32 on packing.
+struct IsaKernels {
+  const KernelTable *f32, *f64, *bf16;
+};
+
+}  // namespace kernel
+
+namespace generic {
+kernel::IsaKernels kernels();
+}
+#ifdef RINGSPAN_ISA_X86
+namespace avx2 {
+kernel::IsaKernels kernels();
+}
+namespace avx512 {
+kernel::IsaKernels kernels();
+}
+namespace avx512_bf16 {
+kernel::IsaKernels kernels();
+}
+#endif
+
+}  // namespace ringspan
