@@ -66,7 +66,7 @@ bench: $(STAMPS)/package
 test: test-core test-python
 
 test-core: $(STAMPS)/package
-	$(BIN)/cmake -S . -B $(BUILD) -DRINGSPAN_TESTS=ON >/dev/null
+	$(BIN)/cmake -S . -B $(BUILD) -DRINGSPAN_TESTS=ON -DRINGSPAN_BENCH=ON >/dev/null
 	$(BIN)/cmake --build $(BUILD)
 	$(BIN)/ctest --test-dir $(BUILD) -j $(JOBS) --output-on-failure --no-tests=error
 

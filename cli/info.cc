@@ -6,7 +6,8 @@
 #include <nlohmann/json.hpp>
 
 #include "ringspan/kernel/isa.h"
-#include "verbs.h"
+
+#include "cli/verbs.h"
 
 namespace ringspan::cli {
 namespace {

@@ -6,7 +6,8 @@
 #include <CLI/CLI.hpp>
 
 #include "ringspan/base/error.h"
-#include "verbs.h"
+
+#include "cli/verbs.h"
 
 namespace {
 

@@ -1,3 +1,5 @@
+#include "ringspan/plan/plan.h"
+
 #include <algorithm>
 #include <iomanip>
 #include <iostream>
@@ -5,9 +7,8 @@
 #include <optional>
 #include <string>
 
-#include "options.h"
-#include "ringspan/plan/plan.h"
-#include "verbs.h"
+#include "cli/options.h"
+#include "cli/verbs.h"
 
 namespace ringspan::cli {
 namespace {

@@ -4,9 +4,9 @@
 
 #include <nlohmann/json.hpp>
 
-#include "options.h"
-#include "verbs.h"
-#include "verify_run.h"
+#include "cli/options.h"
+#include "cli/verbs.h"
+#include "cli/verify_run.h"
 
 namespace ringspan::cli {
 namespace {

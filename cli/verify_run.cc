@@ -1,4 +1,4 @@
-#include "verify_run.h"
+#include "cli/verify_run.h"
 
 #include <algorithm>
 #include <cmath>

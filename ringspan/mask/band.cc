@@ -21,8 +21,8 @@ int64_t count_below(int64_t rows, int64_t columns, int64_t limit) {
 }
 
 bool meet(const Band& a, const Band& b) {
-  return a.q_begin < b.q_end && b.q_begin < a.q_end && a.kv_begin < b.kv_end && b.kv_begin < a.kv_end &&
-         a.lo <= b.hi && b.lo <= a.hi;
+  return a.q_begin < b.q_end && b.q_begin < a.q_end && a.kv_begin < b.kv_end && b.kv_begin < a.kv_end && a.lo <= b.hi &&
+         b.lo <= a.hi;
 }
 
 bool sorts_before(const Band& a, const Band& b) {

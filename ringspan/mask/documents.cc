@@ -51,8 +51,8 @@ std::vector<Band> bands_inside(int64_t n, const DocumentRule& inside) {
 // The runs that meet [begin, end), in positions of the document.
 std::pair<Document::const_iterator, Document::const_iterator> runs_meeting(const Document& runs, int64_t begin,
                                                                            int64_t end) {
-  const auto first = std::partition_point(runs.begin(), runs.end(),
-                                          [&](const Run& run) { return run.inside + run.length <= begin; });
+  const auto first =
+      std::partition_point(runs.begin(), runs.end(), [&](const Run& run) { return run.inside + run.length <= begin; });
   const auto last = std::partition_point(first, runs.end(), [&](const Run& run) { return run.inside < end; });
   return {first, last};
 }

@@ -38,9 +38,9 @@ class SegmentIndex {
   // Indices of the candidates for positions [begin, end).
   std::span<const size_t> meeting(int64_t begin, int64_t end) const {
     const auto first = std::lower_bound(reach_.begin(), reach_.end(), begin) - reach_.begin();
-    const auto last = std::partition_point(order_.begin(), order_.end(),
-                                           [&](size_t index) { return segments_[index].begin < end; }) -
-                      order_.begin();
+    const auto last =
+        std::partition_point(order_.begin(), order_.end(), [&](size_t index) { return segments_[index].begin < end; }) -
+        order_.begin();
     return first < last ? std::span(order_).subspan(first, last - first) : std::span<const size_t>();
   }
 

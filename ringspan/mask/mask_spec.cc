@@ -9,7 +9,8 @@ namespace ringspan {
 namespace {
 
 void check_length(const char* name, int64_t length) {
-  RINGSPAN_CHECK(0 <= length && length <= kMaxLength, "mask: ", name, " is ", length, "; it must be in 0..", kMaxLength);
+  RINGSPAN_CHECK(0 <= length && length <= kMaxLength, "mask: ", name, " is ", length, "; it must be in 0..",
+                 kMaxLength);
 }
 
 int64_t shift_of(int64_t q_len, int64_t kv_len, Corner corner) {
@@ -31,8 +32,8 @@ Band clip(Band band, int64_t q_len, int64_t kv_len) {
 int64_t common_lists(const MaskSpec& a, const MaskSpec& b) {
   RINGSPAN_CHECK(a.q_len() == b.q_len() && a.kv_len() == b.kv_len(), "masks of ", a.q_len(), " x ", a.kv_len(), " and ",
                  b.q_len(), " x ", b.kv_len(), " positions cannot be combined; build both for the same lengths");
-  RINGSPAN_CHECK(a.num_lists() == b.num_lists() || a.num_lists() == 1 || b.num_lists() == 1, "masks of ",
-                 a.num_lists(), " and ", b.num_lists(),
+  RINGSPAN_CHECK(a.num_lists() == b.num_lists() || a.num_lists() == 1 || b.num_lists() == 1, "masks of ", a.num_lists(),
+                 " and ", b.num_lists(),
                  " batch entries cannot be combined; give both the same batch or a single list");
   return std::max(a.num_lists(), b.num_lists());
 }
@@ -77,9 +78,7 @@ MaskSpec MaskSpec::full(int64_t q_len, int64_t kv_len) {
   return MaskSpec(q_len, kv_len, {{{.q_end = q_len, .kv_end = kv_len}}});
 }
 
-MaskSpec MaskSpec::causal(int64_t q_len, int64_t kv_len, Corner corner) {
-  return window(q_len, kv_len, -1, 0, corner);
-}
+MaskSpec MaskSpec::causal(int64_t q_len, int64_t kv_len, Corner corner) { return window(q_len, kv_len, -1, 0, corner); }
 
 MaskSpec MaskSpec::window(int64_t q_len, int64_t kv_len, int64_t left, int64_t right, Corner corner) {
   const int64_t shift = shift_of(q_len, kv_len, corner);
@@ -119,9 +118,9 @@ std::span<const Band> MaskSpec::bands_meeting(int64_t batch, int64_t begin, int6
   const std::span<const Band> list = bands(batch);
   const std::vector<int64_t>& reach = reach_[num_lists() == 1 ? 0 : batch];
   const auto first = std::upper_bound(reach.begin(), reach.end(), begin) - reach.begin();
-  const auto last = std::partition_point(list.begin(), list.end(),
-                                         [end](const Band& band) { return band.q_begin < end; }) -
-                    list.begin();
+  const auto last =
+      std::partition_point(list.begin(), list.end(), [end](const Band& band) { return band.q_begin < end; }) -
+      list.begin();
   return first < last ? list.subspan(first, last - first) : list.subspan(0, 0);
 }
 

@@ -53,8 +53,8 @@ class MaskSpec {
   void index_bands();
 
   int64_t q_len_ = 0, kv_len_ = 0;
-  std::vector<std::vector<Band>> bands_;      // sorted by first row
-  std::vector<std::vector<int64_t>> reach_;   // largest q_end of bands_[b][0..k]
+  std::vector<std::vector<Band>> bands_;     // sorted by first row
+  std::vector<std::vector<int64_t>> reach_;  // largest q_end of bands_[b][0..k]
 };
 
 // Pairs that both keep; that either keeps. Error where the lengths or batch counts differ.

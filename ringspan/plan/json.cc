@@ -9,9 +9,9 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr int64_t Tile::* kTileFields[] = {
-    &Tile::batch,   &Tile::q_row0,  &Tile::q_rows,  &Tile::q_pos0,    &Tile::q_stride, &Tile::kv_row0,
-    &Tile::kv_rows, &Tile::kv_pos0, &Tile::kv_stride, &Tile::lo,      &Tile::hi};
+constexpr int64_t Tile::* kTileFields[] = {&Tile::batch,     &Tile::q_row0,  &Tile::q_rows,  &Tile::q_pos0,
+                                           &Tile::q_stride,  &Tile::kv_row0, &Tile::kv_rows, &Tile::kv_pos0,
+                                           &Tile::kv_stride, &Tile::lo,      &Tile::hi};
 constexpr const char* kTileNames[] = {"batch",   "q_row0",  "q_rows",    "q_pos0", "q_stride", "kv_row0",
                                       "kv_rows", "kv_pos0", "kv_stride", "lo",     "hi"};
 
@@ -25,9 +25,9 @@ GradRoute parse_route(const std::string& name) {
 }
 
 Json json_of(const Problem& problem) {
-  return {{"batch", problem.batch},   {"q_heads", problem.q_heads},         {"kv_heads", problem.kv_heads},
-          {"q_len", problem.q_len},   {"kv_len", problem.kv_len},           {"qk_dim", problem.qk_dim},
-          {"v_dim", problem.v_dim},   {"dtype", name_of(problem.dtype)},    {"layout", name_of(problem.layout)},
+  return {{"batch", problem.batch}, {"q_heads", problem.q_heads},      {"kv_heads", problem.kv_heads},
+          {"q_len", problem.q_len}, {"kv_len", problem.kv_len},        {"qk_dim", problem.qk_dim},
+          {"v_dim", problem.v_dim}, {"dtype", name_of(problem.dtype)}, {"layout", name_of(problem.layout)},
           {"scale", problem.scale}};
 }
 

@@ -15,8 +15,8 @@ void check_lists(const char* what, int64_t num_lists, int64_t batch) {
 }
 
 void check_length(const char* what, int64_t length, const char* field, int64_t expected) {
-  RINGSPAN_CHECK(length == expected, "plan: the ", what, " has ", length, " positions and the problem's ", field, " is ",
-                 expected, "; build both for the same sequence");
+  RINGSPAN_CHECK(length == expected, "plan: the ", what, " has ", length, " positions and the problem's ", field,
+                 " is ", expected, "; build both for the same sequence");
 }
 
 int64_t head_dim_of(Payload payload, const Problem& problem) {
@@ -118,8 +118,8 @@ Plan build_plan(const Problem& problem, const MaskSpec& mask, const ShardMap& ma
 
 int64_t bytes_of(const Transfer& transfer, const Problem& problem) {
   const DType dtype = is_accumulated(transfer.payload) ? accumulator_of(problem.dtype) : problem.dtype;
-  return transfer.num_rows() * (transfer.head_end - transfer.head_begin) *
-         (transfer.batch_end - transfer.batch_begin) * head_dim_of(transfer.payload, problem) * size_of(dtype);
+  return transfer.num_rows() * (transfer.head_end - transfer.head_begin) * (transfer.batch_end - transfer.batch_begin) *
+         head_dim_of(transfer.payload, problem) * size_of(dtype);
 }
 
 SentBytes sent_bytes(const RankPlan& part) {

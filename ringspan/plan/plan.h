@@ -47,13 +47,13 @@ constexpr int64_t kNumSlots = 3;
 
 struct Step {
   int64_t step = 0;
-  int64_t kv_owner = 0;            // whose K/V the tiles read
-  int64_t kv_slot = kOwnSlot;      // in which buffer they lie
-  int64_t grad_slot = kOwnSlot;    // backward: where this step's gradients of K/V are added
-  bool grad_begins = true;         // backward: they are the first there, the slot is overwritten
-  std::vector<Tile> tiles;         // rows of q are this rank's, rows of kv are the owner's
-  std::vector<Transfer> before;    // posted before the tiles are computed; complete before the next step computes
-  std::vector<Transfer> after;     // posted after it (gradients of K/V); complete when the receiver next adds to them
+  int64_t kv_owner = 0;          // whose K/V the tiles read
+  int64_t kv_slot = kOwnSlot;    // in which buffer they lie
+  int64_t grad_slot = kOwnSlot;  // backward: where this step's gradients of K/V are added
+  bool grad_begins = true;       // backward: they are the first there, the slot is overwritten
+  std::vector<Tile> tiles;       // rows of q are this rank's, rows of kv are the owner's
+  std::vector<Transfer> before;  // posted before the tiles are computed; complete before the next step computes
+  std::vector<Transfer> after;   // posted after it (gradients of K/V); complete when the receiver next adds to them
 
   bool operator==(const Step&) const = default;
 };
@@ -64,7 +64,7 @@ struct RankPlan {
   Schedule schedule = Schedule::kRing;
   GradRoute grad_route = GradRoute::kFromNext;
   Problem problem;
-  std::vector<int64_t> q_rows, kv_rows;   // local rows of every rank
+  std::vector<int64_t> q_rows, kv_rows;  // local rows of every rank
   std::vector<Step> forward;
   std::vector<Step> backward;
 

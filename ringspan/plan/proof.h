@@ -75,7 +75,6 @@ class GradientRoutes {
   };
 
  private:
-
   int64_t world_;
   std::vector<std::vector<Visit>> ranks_;  // [rank][step]
 };

@@ -72,17 +72,17 @@ bool is_placed(const Plan& plan, const Phase& phase, const Step& step, const Til
     faults.add(phase.where(step), ": a tile has batch entry ", tile.batch, " of ", plan.problem().batch);
     return false;
   }
-  const bool q_fits = lies_in(plan.q_map().segments(phase.part.rank, tile.batch), tile.q_row0, tile.q_rows,
-                              tile.q_pos0, tile.q_stride);
+  const bool q_fits =
+      lies_in(plan.q_map().segments(phase.part.rank, tile.batch), tile.q_row0, tile.q_rows, tile.q_pos0, tile.q_stride);
   const bool kv_fits = lies_in(plan.kv_map().segments(step.kv_owner, tile.batch), tile.kv_row0, tile.kv_rows,
                                tile.kv_pos0, tile.kv_stride);
   if (!q_fits) {
-    faults.add(phase.where(step), ": query rows ", tile.q_row0, " + ", tile.q_rows, " are not positions ",
-               tile.q_pos0, " by ", tile.q_stride, " of rank ", phase.part.rank);
+    faults.add(phase.where(step), ": query rows ", tile.q_row0, " + ", tile.q_rows, " are not positions ", tile.q_pos0,
+               " by ", tile.q_stride, " of rank ", phase.part.rank);
   }
   if (!kv_fits) {
-    faults.add(phase.where(step), ": K/V rows ", tile.kv_row0, " + ", tile.kv_rows, " are not positions ",
-               tile.kv_pos0, " by ", tile.kv_stride, " of rank ", step.kv_owner);
+    faults.add(phase.where(step), ": K/V rows ", tile.kv_row0, " + ", tile.kv_rows, " are not positions ", tile.kv_pos0,
+               " by ", tile.kv_stride, " of rank ", step.kv_owner);
   }
   return q_fits && kv_fits;
 }
@@ -97,8 +97,8 @@ void prove_disjoint(const Phase& phase, std::span<const PlacedTile> tiles, Fault
     for (const PlacedTile& other : active) {
       if (!overlap(*other.tile, *placed.tile)) continue;
       faults.add(phase.where(*placed.step), ": the tile at query row ", placed.tile->q_row0, ", K/V row ",
-                 placed.tile->kv_row0, " repeats pairs of the one at ", other.tile->q_row0, ", ",
-                 other.tile->kv_row0, " of step ", other.step->step);
+                 placed.tile->kv_row0, " repeats pairs of the one at ", other.tile->q_row0, ", ", other.tile->kv_row0,
+                 " of step ", other.step->step);
     }
     active.push_back(placed);
   }

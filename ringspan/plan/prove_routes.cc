@@ -97,8 +97,8 @@ void Meetings::add(const Phase& phase, Faults& faults) {
       for (const Transfer& t : *transfers) {
         std::vector<int64_t> rows;
         for (const RowRange& range : t.rows) rows.insert(rows.end(), {range.begin, range.end});
-        const Key key{phase.name, place, t.step, t.src, t.dst, t.payload, t.owner, t.batch_begin,
-                      t.batch_end, t.head_begin, t.head_end, t.src_slot, t.dst_slot, rows};
+        const Key key{phase.name,    place,       t.step,       t.src,      t.dst,      t.payload,  t.owner,
+                      t.batch_begin, t.batch_end, t.head_begin, t.head_end, t.src_slot, t.dst_slot, rows};
         int64_t& balance = balance_[key];
         balance += (t.src == phase.part.rank ? 1 : 0) - (t.dst == phase.part.rank ? 1 : 0);
         if (balance == 0) balance_.erase(key);

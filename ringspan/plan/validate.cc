@@ -22,8 +22,8 @@ class Validator {
   Validator(const Plan& plan, const MaskSpec& mask) : plan_(plan), mask_(mask), routes_(plan.world()) {
     const Problem& problem = plan.problem();
     if (mask.q_len() != problem.q_len || mask.kv_len() != problem.kv_len) {
-      faults_.add("the mask has ", mask.q_len(), " x ", mask.kv_len(), " positions, the problem ", problem.q_len,
-                  " x ", problem.kv_len);
+      faults_.add("the mask has ", mask.q_len(), " x ", mask.kv_len(), " positions, the problem ", problem.q_len, " x ",
+                  problem.kv_len);
       is_comparable_ = false;
     }
     if (mask.num_lists() != 1 && mask.num_lists() != problem.batch) {
@@ -35,8 +35,8 @@ class Validator {
   void add(const RankPlan& part) {
     if (!is_comparable_ || !belongs(part)) return;
     ++num_parts_;
-    for (const detail::Phase& phase : {detail::Phase{part, part.forward, "forward"},
-                                       detail::Phase{part, part.backward, "backward"}}) {
+    for (const detail::Phase& phase :
+         {detail::Phase{part, part.forward, "forward"}, detail::Phase{part, part.backward, "backward"}}) {
       detail::prove_pairs(plan_, mask_, phase, faults_);
       detail::prove_slots(phase, faults_);
       meetings_.add(phase, faults_);
@@ -61,12 +61,12 @@ class Validator {
                 static_cast<int64_t>(part.q_rows.size()) == plan_.world() &&
                 static_cast<int64_t>(part.kv_rows.size()) == plan_.world();
     for (int64_t rank = 0; fits && rank < plan_.world(); ++rank) {
-      fits = part.q_rows[rank] == plan_.q_map().local_rows(rank) &&
-             part.kv_rows[rank] == plan_.kv_map().local_rows(rank);
+      fits =
+          part.q_rows[rank] == plan_.q_map().local_rows(rank) && part.kv_rows[rank] == plan_.kv_map().local_rows(rank);
     }
     if (!fits) {
-      faults_.add("the part of rank ", part.rank, " of ", part.world, " (", part.problem.str(),
-                  ") is not part ", num_parts_, " of this plan");
+      faults_.add("the part of rank ", part.rank, " of ", part.world, " (", part.problem.str(), ") is not part ",
+                  num_parts_, " of this plan");
     }
     return fits;
   }

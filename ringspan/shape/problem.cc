@@ -45,7 +45,8 @@ void Problem::check() const {
   check_range("v_dim", v_dim, 1, kMaxHeadDim);
   name_of(dtype);
   name_of(layout);
-  RINGSPAN_CHECK(std::isfinite(scale), "scale is ", scale, "; it must be finite (default_scale() gives 1/sqrt(qk_dim))");
+  RINGSPAN_CHECK(std::isfinite(scale), "scale is ", scale,
+                 "; it must be finite (default_scale() gives 1/sqrt(qk_dim))");
 }
 
 std::string Problem::str() const {

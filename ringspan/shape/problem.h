@@ -19,14 +19,14 @@ Layout parse_layout(std::string_view name);
 struct Problem {
   int64_t batch = 1;
   int64_t q_heads = 1;
-  int64_t kv_heads = 1;   // divides q_heads; query head h reads KV head h / (q_heads / kv_heads)
-  int64_t q_len = 0;      // tokens of the whole query sequence
-  int64_t kv_len = 0;     // tokens of the whole key/value sequence
-  int64_t qk_dim = 0;     // head dim of q and k, 1..768
-  int64_t v_dim = 0;      // head dim of v and out, 1..768
+  int64_t kv_heads = 1;  // divides q_heads; query head h reads KV head h / (q_heads / kv_heads)
+  int64_t q_len = 0;     // tokens of the whole query sequence
+  int64_t kv_len = 0;    // tokens of the whole key/value sequence
+  int64_t qk_dim = 0;    // head dim of q and k, 1..768
+  int64_t v_dim = 0;     // head dim of v and out, 1..768
   DType dtype = DType::kF32;
   Layout layout = Layout::kBNSD;
-  double scale = 0;       // scores are scale * (q . k); default_scale() where the user gave none
+  double scale = 0;  // scores are scale * (q . k); default_scale() where the user gave none
 
   int64_t heads_per_kv() const { return q_heads / kv_heads; }
 

@@ -14,8 +14,8 @@ constexpr int64_t kMaxLength = int64_t{1} << 31;
 struct Segment {
   int64_t local_row = 0;
   int64_t begin = 0;
-  int64_t length = 0;   // > 0 in every ShardMap
-  int64_t stride = 1;   // > 0
+  int64_t length = 0;  // > 0 in every ShardMap
+  int64_t stride = 1;  // > 0
 
   int64_t position(int64_t offset) const { return begin + offset * stride; }
   bool operator==(const Segment&) const = default;

@@ -34,8 +34,8 @@ void check_segment(int64_t seq_len, int64_t batch, int64_t rank, const Segment& 
   const bool fits = segment.begin < seq_len && segment.length - 1 <= (seq_len - 1 - segment.begin) / segment.stride;
   RINGSPAN_CHECK(fits, "shard map: ", describe(batch, rank, segment), " leaves the sequence of ", seq_len,
                  " positions; shorten it or raise seq_len");
-  RINGSPAN_CHECK(segment.local_row <= kMaxLength, "shard map: ", describe(batch, rank, segment),
-                 ": rows may go up to ", kMaxLength);
+  RINGSPAN_CHECK(segment.local_row <= kMaxLength, "shard map: ", describe(batch, rank, segment), ": rows may go up to ",
+                 kMaxLength);
 }
 
 // Sorted by row, without empty segments; neighbours that continue each other become one.
@@ -129,8 +129,7 @@ ShardMap ShardMap::from_lengths(const std::vector<int64_t>& lengths) {
   std::vector<std::vector<Segment>> ranks;
   int64_t begin = 0;
   for (size_t rank = 0; rank < lengths.size(); ++rank) {
-    RINGSPAN_CHECK(lengths[rank] >= 0, "shard map: lengths[", rank, "] is ", lengths[rank],
-                   "; it must be at least 0");
+    RINGSPAN_CHECK(lengths[rank] >= 0, "shard map: lengths[", rank, "] is ", lengths[rank], "; it must be at least 0");
     RINGSPAN_CHECK(lengths[rank] <= kMaxLength - begin, "shard map: lengths up to rank ", rank, " add up to more than ",
                    kMaxLength);
     ranks.push_back({{.local_row = 0, .begin = begin, .length = lengths[rank]}});
@@ -142,7 +141,8 @@ ShardMap ShardMap::from_lengths(const std::vector<int64_t>& lengths) {
 
 ShardMap ShardMap::from_segments(int64_t seq_len, std::vector<std::vector<std::vector<Segment>>> segments,
                                  std::vector<int64_t> local_rows) {
-  RINGSPAN_CHECK(!segments.empty(), "shard map: there is no list of segments; give one per batch entry, or one for all");
+  RINGSPAN_CHECK(!segments.empty(),
+                 "shard map: there is no list of segments; give one per batch entry, or one for all");
   const size_t world = segments[0].size();
   check_size(seq_len, static_cast<int64_t>(world));
   RINGSPAN_CHECK(local_rows.empty() || local_rows.size() == world, "shard map: local_rows has ", local_rows.size(),
@@ -170,8 +170,8 @@ void ShardMap::check_rows() const {
         const int64_t end = list[k].local_row + list[k].length;
         RINGSPAN_CHECK(end <= local_rows_[rank], "shard map: ", describe(batch, rank, list[k]), " ends at row ", end,
                        " but local_rows[", rank, "] is ", local_rows_[rank], "; raise it or shorten the segment");
-        RINGSPAN_CHECK(k + 1 == list.size() || end <= list[k + 1].local_row, "shard map: ",
-                       describe(batch, rank, list[k]), " and ", describe(batch, rank, list[k + 1]),
+        RINGSPAN_CHECK(k + 1 == list.size() || end <= list[k + 1].local_row,
+                       "shard map: ", describe(batch, rank, list[k]), " and ", describe(batch, rank, list[k + 1]),
                        " share local rows; move one of them");
       }
     }

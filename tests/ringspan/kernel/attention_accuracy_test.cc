@@ -21,11 +21,13 @@ struct Heads {
 };
 constexpr Heads kHeads[] = {{2, 2}, {4, 2}, {6, 1}, {1, 1}, {3, 3}, {4, 4}, {8, 2}};
 
-// Multiply-adds of one product of the oracle. Above the limit a case gives up heads, then rows.
+// Multiply-adds of one product of the oracle, and as much for making the inputs. Above the limit a case gives up heads,
+// then rows.
 constexpr int64_t kMaxWork = 12'000'000;
 
 int64_t work_of(const CaseSpec& spec) {
-  return spec.batch * spec.q_heads * spec.q_len * spec.kv_len * std::max(spec.qk_dim, spec.v_dim);
+  const int64_t dim = std::max(spec.qk_dim, spec.v_dim);
+  return spec.batch * spec.q_heads * dim * (spec.q_len * spec.kv_len + 50 * (spec.q_len + spec.kv_len));
 }
 
 CaseSpec case_of(int64_t i) {
@@ -59,22 +61,36 @@ std::vector<CaseSpec> accuracy_cases() {
   return cases;
 }
 
-class AttentionAccuracyTest : public ::testing::TestWithParam<std::tuple<CaseSpec, Isa>> {};
+class AttentionAccuracyTest : public ::testing::TestWithParam<std::tuple<CaseSpec, Target>> {};
 
 TEST_P(AttentionAccuracyTest, ForwardAndBackwardMatchTheOracle) {
-  const auto& [spec, isa] = GetParam();
+  const auto& [spec, target] = GetParam();
   const auto c = make_case(spec);
-  expect_accurate(*c, run_forward(*c, kernels_of(isa)));
-  expect_accurate(*c, run_backward(*c, kernels_of(isa)));
+  expect_accurate(*c, run_forward(*c, target.kernels));
+  expect_accurate(*c, run_backward(*c, target.kernels));
 }
 
-INSTANTIATE_TEST_SUITE_P(Kernels, AttentionAccuracyTest,
+// Every fourth case.
+std::vector<CaseSpec> few_accuracy_cases() {
+  const std::vector<CaseSpec> all = accuracy_cases();
+  std::vector<CaseSpec> few;
+  for (std::size_t i = 0; i < all.size(); i += 4) few.push_back(all[i]);
+  return few;
+}
+
+std::string name_of_case(const ::testing::TestParamInfo<std::tuple<CaseSpec, Target>>& param) {
+  return std::to_string(param.index) + "_" + std::get<0>(param.param).name() + "_" + std::get<1>(param.param).name;
+}
+
+INSTANTIATE_TEST_SUITE_P(Native, AttentionAccuracyTest,
                          ::testing::Combine(::testing::ValuesIn(accuracy_cases()),
-                                            ::testing::ValuesIn(available_isas())),
-                         [](const auto& param) {
-                           return std::to_string(param.index) + "_" + std::get<0>(param.param).name() + "_" +
-                                  name_of(std::get<1>(param.param));
-                         });
+                                            ::testing::ValuesIn(native_targets())),
+                         name_of_case);
+// Emulation is slow.
+INSTANTIATE_TEST_SUITE_P(Added, AttentionAccuracyTest,
+                         ::testing::Combine(::testing::ValuesIn(few_accuracy_cases()),
+                                            ::testing::ValuesIn(added_targets())),
+                         name_of_case);
 
 // The reference answers to the oracle too, or it could not judge anything.
 class AttentionReferenceTest : public ::testing::TestWithParam<MaskKind> {};
@@ -98,13 +114,13 @@ TEST(AttentionJudgesTest, KernelsMatchTheReference) {
                             .mask = MaskKind::kStrided, .scale = 0.31});
   const ForwardResult want = run_forward(*c, reference_kernels());
   const BackwardResult want_grads = run_backward(*c, reference_kernels());
-  for (const Isa isa : available_isas()) {
-    const ForwardResult got = run_forward(*c, kernels_of(isa));
+  for (const Target& target : all_targets()) {
+    const ForwardResult got = run_forward(*c, target.kernels);
     EXPECT_LE(max_error(got.out, want.out), 1e-5);
     EXPECT_LE(max_error(got.max, want.max), 1e-5);
     EXPECT_LE(max_error(got.sum, want.sum), 1e-5);
     EXPECT_LE(max_error(got.lse, want.lse), 1e-5);
-    const BackwardResult grads = run_backward(*c, kernels_of(isa));
+    const BackwardResult grads = run_backward(*c, target.kernels);
     EXPECT_LE(max_error(grads.dq, want_grads.dq), 5e-5);
     EXPECT_LE(max_error(grads.dk, want_grads.dk), 5e-5);
     EXPECT_LE(max_error(grads.dv, want_grads.dv), 5e-5);

@@ -11,9 +11,9 @@
 namespace ringspan::test {
 namespace {
 
-class AttentionBackwardTest : public ::testing::TestWithParam<Isa> {
+class AttentionBackwardTest : public ::testing::TestWithParam<Target> {
  protected:
-  Kernels kernels() const { return kernels_of(GetParam()); }
+  Kernels kernels() const { return GetParam().kernels; }
 };
 
 // One case's tensors, owned, and the arguments that point at them.
@@ -155,8 +155,8 @@ TEST_P(AttentionBackwardTest, ExpandedInputsChangeNoBit) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Isas, AttentionBackwardTest, ::testing::ValuesIn(available_isas()),
-                         [](const auto& param) { return name_of(param.param); });
+INSTANTIATE_TEST_SUITE_P(Targets, AttentionBackwardTest, ::testing::ValuesIn(all_targets()),
+                         [](const auto& param) { return param.param.name; });
 
 }  // namespace
 }  // namespace ringspan::test

@@ -24,9 +24,9 @@ class ManyThreadsInOrder final : public Parallel {
   int num_threads_;
 };
 
-class AttentionCallsTest : public ::testing::TestWithParam<Isa> {
+class AttentionCallsTest : public ::testing::TestWithParam<Target> {
  protected:
-  Kernels kernels() const { return kernels_of(GetParam()); }
+  Kernels kernels() const { return GetParam().kernels; }
 };
 
 TEST_P(AttentionCallsTest, PartsOfTheKeysAddUpToTheWhole) {
@@ -188,8 +188,8 @@ TEST_P(AttentionCallsTest, ACallWithoutTilesKeepsTheState) {
   EXPECT_EQ(Tensor::to_array(owned.state().max).data, max.data);
 }
 
-INSTANTIATE_TEST_SUITE_P(Isas, AttentionCallsTest, ::testing::ValuesIn(available_isas()),
-                         [](const auto& param) { return name_of(param.param); });
+INSTANTIATE_TEST_SUITE_P(Targets, AttentionCallsTest, ::testing::ValuesIn(all_targets()),
+                         [](const auto& param) { return param.param.name; });
 
 }  // namespace
 }  // namespace ringspan::test

@@ -82,10 +82,10 @@ void expect_untouched(const char* name, const Array& got, const Array& clean, bo
   EXPECT_TRUE(shown || !must_show) << name << ": a bad value that is kept was hidden";
 }
 
-class AttentionNanTest : public ::testing::TestWithParam<Isa> {};
+class AttentionNanTest : public ::testing::TestWithParam<Target> {};
 
 TEST_P(AttentionNanTest, BadValuesReachOnlyTheRowsThatKeepThem) {
-  const Kernels kernels = kernels_of(GetParam());
+  const Kernels kernels = GetParam().kernels;
   const ThreadPool pool(2);
   for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16, DType::kF64}) {
     for (const MaskKind mask : {MaskKind::kCausal, MaskKind::kWindow, MaskKind::kScattered}) {
@@ -117,8 +117,8 @@ TEST_P(AttentionNanTest, BadValuesReachOnlyTheRowsThatKeepThem) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Isas, AttentionNanTest, ::testing::ValuesIn(available_isas()),
-                         [](const auto& param) { return name_of(param.param); });
+INSTANTIATE_TEST_SUITE_P(Targets, AttentionNanTest, ::testing::ValuesIn(all_targets()),
+                         [](const auto& param) { return param.param.name; });
 
 }  // namespace
 }  // namespace ringspan::test

@@ -7,28 +7,27 @@
 
 #include <cstdint>
 
-// Without optimization these two are macros.
-#undef _mm512_cvtph_ps
+// Without optimization this one is a macro.
 #undef _mm512_cvtps_ph
 
 namespace ringspan::RINGSPAN_ISA_NAMESPACE {
 
-#define RINGSPAN_EMULATED [[maybe_unused]] static __attribute__((noinline))
+#define RINGSPAN_EMULATED inline __attribute__((always_inline))
 
 typedef float Floats __attribute__((vector_size(64)));
 typedef uint32_t Words __attribute__((vector_size(64)));
 typedef uint16_t HalfWords __attribute__((vector_size(32)));
 
-// `b` where either is NaN.
-RINGSPAN_EMULATED __m512 _mm512_max_ps(__m512 a, __m512 b) { return a > b ? a : b; }
-RINGSPAN_EMULATED __m512d _mm512_max_pd(__m512d a, __m512d b) { return a > b ? a : b; }
+// The kernels ask for all lanes. `b` where either is NaN.
+RINGSPAN_EMULATED __m512 _mm512_maskz_max_ps(int, __m512 a, __m512 b) { return a > b ? a : b; }
+RINGSPAN_EMULATED __m512d _mm512_maskz_max_pd(int, __m512d a, __m512d b) { return a > b ? a : b; }
 
 union Halved {
   __m512 whole;
   __m256 half[2];
 };
 
-RINGSPAN_EMULATED __m512 _mm512_cvtph_ps(__m256i bits) {
+RINGSPAN_EMULATED __m512 _mm512_maskz_cvtph_ps(int, __m256i bits) {
   Halved result;
   result.half[0] = _mm256_cvtph_ps(_mm256_castsi256_si128(bits));
   result.half[1] = _mm256_cvtph_ps(_mm256_extracti128_si256(bits, 1));

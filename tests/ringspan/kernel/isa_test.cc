@@ -1,5 +1,6 @@
 #include "ringspan/kernel/isa.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -15,8 +16,8 @@ namespace {
 
 constexpr Isa kAllIsas[] = {Isa::kGeneric, Isa::kAvx2, Isa::kAvx512, Isa::kAvx512Bf16};
 
-// What a new process with RINGSPAN_ISA = `value` answers: a child runs the test below with the variable set. fork() and
-// exec() and nothing between them, so that the threads of other tests don't matter.
+// What a new process with RINGSPAN_ISA = `value` answers: a child runs the test below with the variable set, in silence.
+// Nothing but system calls between fork() and exec(), so that threads of other tests don't matter.
 int exit_status_with(const std::string& value, const std::string& expected) {
   char path[4096];
   const ssize_t length = readlink("/proc/self/exe", path, sizeof path - 1);
@@ -28,6 +29,7 @@ int exit_status_with(const std::string& value, const std::string& expected) {
   char* const environment[] = {variable.data(), expectation.data(), nullptr};
   const pid_t child = fork();
   if (child == 0) {
+    dup2(open("/dev/null", O_WRONLY), STDOUT_FILENO);
     execve(path, arguments, environment);
     _exit(127);
   }

@@ -28,9 +28,9 @@ TEST(RowDeltaTest, MatchesTheSum) {
     for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16, DType::kF64}) {
       const DType wide = accumulator_of(dtype);
       for (const int64_t dim : {1, 7, 16, 33, 128, 768}) {
-        for (const int64_t rows : {0, 1, 65}) {
-          const Array out = random_array(1, {2, 3, rows, dim}, dtype), dout = random_array(2, out.size, dtype),
-                      dlse = random_array(3, {2, 3, rows, 1}, wide);
+        for (const int64_t rows : {0, 1, 33}) {
+          const Array out = random_array(1, {2, 2, rows, dim}, dtype), dout = random_array(2, out.size, dtype),
+                      dlse = random_array(3, {2, 2, rows, 1}, wide);
           Array bits;
           for (const auto& [order, gap] : {std::pair<std::array<int, 4>, int64_t>{{0, 1, 2, 3}, 1},
                                            {order_of(Layout::kSBH), 1}, {{3, 1, 2, 0}, 2}}) {

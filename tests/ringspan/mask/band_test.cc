@@ -1,10 +1,10 @@
 #include "ringspan/mask/band.h"
 
-#include <gtest/gtest.h>
-
 #include <algorithm>
 #include <random>
 #include <utility>
+
+#include <gtest/gtest.h>
 
 #include "tests/ringspan/mask/pair_grid.h"
 
@@ -43,7 +43,9 @@ class RandomBands {
   int64_t number(int64_t first, int64_t last) { return std::uniform_int_distribution<int64_t>(first, last)(random_); }
 
   Band band() {
-    Band band{.q_begin = number(0, kSize), .q_end = number(0, kSize), .kv_begin = number(0, kSize),
+    Band band{.q_begin = number(0, kSize),
+              .q_end = number(0, kSize),
+              .kv_begin = number(0, kSize),
               .kv_end = number(0, kSize)};
     if (number(0, 9) > 0 && band.q_begin > band.q_end) std::swap(band.q_begin, band.q_end);
     if (number(0, 9) > 0 && band.kv_begin > band.kv_end) std::swap(band.kv_begin, band.kv_end);
@@ -122,7 +124,8 @@ TEST(Band, SubtractGivesAtMostSixDisjointBands) {
     for (const Band& piece : rest) ASSERT_EQ(piece, tighten(piece));
   }
   EXPECT_LE(most, 6u);
-  const Band whole{.q_end = 9, .kv_end = 9}, hole{.q_begin = 2, .q_end = 7, .kv_begin = 2, .kv_end = 7, .lo = -1, .hi = 1};
+  const Band whole{.q_end = 9, .kv_end = 9},
+      hole{.q_begin = 2, .q_end = 7, .kv_begin = 2, .kv_end = 7, .lo = -1, .hi = 1};
   EXPECT_EQ(subtract(whole, hole).size(), 6u);
   EXPECT_EQ(subtract(whole, {}), std::vector<Band>{tighten(whole)});
   EXPECT_TRUE(subtract(whole, whole).empty());
@@ -151,12 +154,14 @@ TEST(Band, MakeDisjointIsTheUnionOnce) {
     std::vector<Band> bands(random.number(0, 5));
     for (Band& band : bands) band = random.band();
     const std::vector<Band> disjoint = make_disjoint(bands);
-    ASSERT_EQ(grid_of(disjoint), PairGrid::of(kSize, kSize, [&](int64_t i, int64_t j) {
-                for (const Band& band : bands) {
-                  if (in_band(band, i, j)) return true;
-                }
-                return false;
-              })) << draw;
+    ASSERT_EQ(grid_of(disjoint), PairGrid::of(kSize, kSize,
+                                              [&](int64_t i, int64_t j) {
+                                                for (const Band& band : bands) {
+                                                  if (in_band(band, i, j)) return true;
+                                                }
+                                                return false;
+                                              }))
+        << draw;
     for (size_t k = 0; k < disjoint.size(); ++k) {
       ASSERT_EQ(disjoint[k], tighten(disjoint[k]));
       ASSERT_NE(disjoint[k], Band{});

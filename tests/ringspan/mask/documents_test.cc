@@ -1,10 +1,11 @@
-#include <gtest/gtest.h>
-
 #include <algorithm>
 #include <random>
 
+#include <gtest/gtest.h>
+
 #include "ringspan/base/error.h"
 #include "ringspan/mask/mask_spec.h"
+
 #include "tests/ringspan/mask/pair_grid.h"
 
 namespace ringspan {

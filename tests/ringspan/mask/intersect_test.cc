@@ -1,11 +1,12 @@
 // intersect() against the enumeration of all pairs, for the ways in which a sequence can be split.
-#include <gtest/gtest.h>
-
 #include <functional>
 #include <random>
 
+#include <gtest/gtest.h>
+
 #include "ringspan/mask/mask_spec.h"
 #include "ringspan/mask/tile.h"
+
 #include "tests/ringspan/mask/pair_grid.h"
 
 namespace ringspan {
@@ -71,7 +72,9 @@ class RandomSplit {
     std::vector<Segment> result;
     int64_t row = 0;
     for (int tries = static_cast<int>(number(0, 5)); tries > 0; --tries) {
-      Segment segment{.local_row = row, .begin = number(0, std::max<int64_t>(length - 1, 0)), .length = 0,
+      Segment segment{.local_row = row,
+                      .begin = number(0, std::max<int64_t>(length - 1, 0)),
+                      .length = 0,
                       .stride = number(0, 1) ? 1 : number(1, 4)};
       for (int64_t wish = number(1, 7); wish > 0; --wish) {
         const int64_t position = segment.position(segment.length);
@@ -90,7 +93,9 @@ class RandomSplit {
   MaskSpec mask(int64_t q_len, int64_t kv_len) {
     std::vector<Band> bands(number(0, 4));
     for (Band& band : bands) {
-      band = {.q_begin = number(0, q_len), .q_end = number(0, q_len), .kv_begin = number(0, kv_len),
+      band = {.q_begin = number(0, q_len),
+              .q_end = number(0, q_len),
+              .kv_begin = number(0, kv_len),
               .kv_end = number(0, kv_len)};
       if (number(0, 1)) band.lo = number(-12, 12);
       if (number(0, 1)) band.hi = number(-12, 12);

@@ -1,13 +1,14 @@
 #include "ringspan/mask/mask_spec.h"
 
-#include <gtest/gtest.h>
-
 #include <algorithm>
 #include <functional>
 #include <limits>
 #include <random>
 
+#include <gtest/gtest.h>
+
 #include "ringspan/base/error.h"
+
 #include "tests/ringspan/mask/pair_grid.h"
 
 namespace ringspan {
@@ -79,7 +80,8 @@ TEST(MaskSpec, HugeLimitsMeanNoLimit) {
   const int64_t huge = std::numeric_limits<int64_t>::max();
   EXPECT_EQ(MaskSpec::window(5, 7, huge, huge, Corner::kBottomRight), MaskSpec::full(5, 7));
   EXPECT_EQ(MaskSpec::chunked(5, 5, huge, Corner::kTopLeft), MaskSpec::causal(5, 5, Corner::kTopLeft));
-  const MaskSpec open(5, 7, {{{.q_begin = -huge, .q_end = huge, .kv_begin = -huge, .kv_end = huge, .lo = -huge, .hi = huge}}});
+  const MaskSpec open(
+      5, 7, {{{.q_begin = -huge, .q_end = huge, .kv_begin = -huge, .kv_end = huge, .lo = -huge, .hi = huge}}});
   EXPECT_EQ(open, MaskSpec::full(5, 7));
 }
 

@@ -1,8 +1,8 @@
 #include "ringspan/mask/tile.h"
 
-#include <gtest/gtest.h>
-
 #include <random>
+
+#include <gtest/gtest.h>
 
 #include "tests/ringspan/mask/pair_grid.h"
 

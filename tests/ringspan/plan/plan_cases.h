@@ -10,8 +10,15 @@
 namespace ringspan::testing {
 
 inline Problem problem_of(int64_t q_len, int64_t kv_len, int64_t batch = 1) {
-  return {.batch = batch, .q_heads = 4, .kv_heads = 2, .q_len = q_len, .kv_len = kv_len, .qk_dim = 24, .v_dim = 16,
-          .dtype = DType::kBF16, .scale = 0.31};
+  return {.batch = batch,
+          .q_heads = 4,
+          .kv_heads = 2,
+          .q_len = q_len,
+          .kv_len = kv_len,
+          .qk_dim = 24,
+          .v_dim = 16,
+          .dtype = DType::kBF16,
+          .scale = 0.31};
 }
 
 inline MaskSpec causal(int64_t length) { return MaskSpec::causal(length, length, Corner::kTopLeft); }

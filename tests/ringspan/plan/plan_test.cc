@@ -1,11 +1,12 @@
 #include "ringspan/plan/plan.h"
 
-#include <gtest/gtest.h>
-
 #include <functional>
 #include <string>
 
+#include <gtest/gtest.h>
+
 #include "ringspan/base/error.h"
+
 #include "tests/ringspan/plan/plan_cases.h"
 
 namespace ringspan {
@@ -35,8 +36,8 @@ TEST(Plan, RefusesWhatDoesNotFit) {
     std::vector<std::string> says;
   };
   const ShardMap holed = ShardMap::from_segments(8, {{{{.begin = 0, .length = 3}}, {{.begin = 4, .length = 4}}}});
-  const ShardMap per_batch = ShardMap::from_segments(
-      8, {{{{.begin = 0, .length = 8}}, {}}, {{}, {{.begin = 0, .length = 8}}}});
+  const ShardMap per_batch =
+      ShardMap::from_segments(8, {{{{.begin = 0, .length = 8}}, {}}, {{}, {{.begin = 0, .length = 8}}}});
   const Case cases[] = {
       {fault(problem_of(9, 8), causal(8), two, two), {"mask", "8", "q_len is 9"}},
       {fault(problem_of(8, 9), causal(8), two, two), {"mask", "8", "kv_len is 9"}},

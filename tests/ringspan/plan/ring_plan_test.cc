@@ -1,9 +1,9 @@
 // The ring plan against an enumeration of all pairs and a run of its messages with labels instead of tensors.
-#include <gtest/gtest.h>
-
 #include <algorithm>
 #include <map>
 #include <set>
+
+#include <gtest/gtest.h>
 
 #include "tests/ringspan/mask/pair_grid.h"
 #include "tests/ringspan/plan/plan_cases.h"
@@ -156,8 +156,7 @@ TEST(RingPlan, CrossAttentionWithItsOwnMaps) {
       for (const ShardMap& kv_map : {ShardMap::contiguous(12, world), ShardMap::striped(12, world)}) {
         for (Corner corner : {Corner::kTopLeft, Corner::kBottomRight}) {
           const MaskSpec mask = MaskSpec::causal(7, 12, corner);
-          expect_computes(
-              build_plan(problem_of(7, 12), mask, q_map, kv_map, Schedule::kRing, GradRoute::kFromOwner));
+          expect_computes(build_plan(problem_of(7, 12), mask, q_map, kv_map, Schedule::kRing, GradRoute::kFromOwner));
         }
       }
     }
@@ -167,8 +166,8 @@ TEST(RingPlan, CrossAttentionWithItsOwnMaps) {
 // Queries 4..7 of 8 tokens on two ranks: the query map covers a part of the sequence, K/V all of it.
 TEST(RingPlan, QueriesMayBeAPartOfTheSequence) {
   const ShardMap q_map = ShardMap::from_segments(8, {{{{.begin = 4, .length = 2}}, {{.begin = 6, .length = 2}}}});
-  const Plan plan = build_plan(problem_of(8, 8), causal(8), q_map, ShardMap::contiguous(8, 2), Schedule::kRing,
-                               GradRoute::kFromNext);
+  const Plan plan =
+      build_plan(problem_of(8, 8), causal(8), q_map, ShardMap::contiguous(8, 2), Schedule::kRing, GradRoute::kFromNext);
   expect_computes(plan);
   EXPECT_EQ(computed(plan, Direction::kForward, 0).total(), 5 + 6 + 7 + 8);
 }

@@ -1,11 +1,11 @@
 // validate() accepts every plan that is built, and finds every single fault put into one.
 #include "ringspan/plan/validate.h"
 
-#include <gtest/gtest.h>
-
 #include <functional>
 #include <random>
 #include <string>
+
+#include <gtest/gtest.h>
 
 #include "tests/ringspan/plan/plan_cases.h"
 
@@ -215,8 +215,7 @@ TEST_P(ValidateMutation, PartsOfAnotherPlanAreRefused) {
   EXPECT_FALSE(validate(plan_, causal(15)).empty());
 }
 
-INSTANTIATE_TEST_SUITE_P(Routes, ValidateMutation,
-                         ::testing::Values(GradRoute::kFromOwner, GradRoute::kFromNext));
+INSTANTIATE_TEST_SUITE_P(Routes, ValidateMutation, ::testing::Values(GradRoute::kFromOwner, GradRoute::kFromNext));
 
 TEST(Validate, ProvesEveryPlanThatIsBuilt) {
   for (int64_t length = 0; length <= 17; ++length) {
@@ -231,8 +230,8 @@ TEST(Validate, ProvesEveryPlanThatIsBuilt) {
     }
   }
   for (const auto& [name, map] : testing::maps_of_sixteen()) {
-    const Plan plan = build_plan(problem_of(16, 16, 3),
-                                 documents_by_lengths(16, {{3, 5, 2, 6}, {2, 0, 7}, {16}}, {}), map, Schedule::kRing);
+    const Plan plan = build_plan(problem_of(16, 16, 3), documents_by_lengths(16, {{3, 5, 2, 6}, {2, 0, 7}, {16}}, {}),
+                                 map, Schedule::kRing);
     EXPECT_EQ(joined(validate(plan, plan.mask())), "") << name;
   }
   const ShardMap q_map = ShardMap::from_segments(9, {{{{.begin = 4, .length = 2}}, {{.begin = 7, .length = 1}}}});

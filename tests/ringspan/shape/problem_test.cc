@@ -1,10 +1,10 @@
 #include "ringspan/shape/problem.h"
 
-#include <gtest/gtest.h>
-
 #include <functional>
 #include <limits>
 #include <string>
+
+#include <gtest/gtest.h>
 
 #include "ringspan/base/error.h"
 
@@ -12,8 +12,16 @@ namespace ringspan {
 namespace {
 
 Problem good() {
-  return {.batch = 2, .q_heads = 8, .kv_heads = 2, .q_len = 16, .kv_len = 24, .qk_dim = 64, .v_dim = 48,
-          .dtype = DType::kBF16, .layout = Layout::kBSND, .scale = 0.125};
+  return {.batch = 2,
+          .q_heads = 8,
+          .kv_heads = 2,
+          .q_len = 16,
+          .kv_len = 24,
+          .qk_dim = 64,
+          .v_dim = 48,
+          .dtype = DType::kBF16,
+          .layout = Layout::kBSND,
+          .scale = 0.125};
 }
 
 std::string fault_of(const Problem& problem) {

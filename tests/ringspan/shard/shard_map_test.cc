@@ -1,8 +1,8 @@
 #include "ringspan/shard/shard_map.h"
 
-#include <gtest/gtest.h>
-
 #include <string>
+
+#include <gtest/gtest.h>
 
 #include "ringspan/base/error.h"
 

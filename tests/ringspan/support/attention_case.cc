@@ -2,10 +2,10 @@
 //   fp32   out, max, sum, lse 1e-5 and gradients 5e-5 of the largest reference value; fp64 1e-12
 //   bf16, fp16   statistics and gradients come in fp32, out in the dtype. Products of two inputs are exact in fp32,
 //          so lse and max keep the bounds of fp32. A kernel may round P and dS to the dtype to feed them to the second
-//          products, which strays as honest_errors() says; and `out` is rounded once more on the way out. Independent
-//          errors add as squares, hence the bound on the RMS error:
+//          products, and rounds `out` on the way out. Independent errors add as squares, hence the bound on the RMS error
 //              1.1 sqrt(rounding^2 + honest^2) + 1e-5 rms(reference)
-//          where `rounding` is measured, by rounding the oracle itself, and the last term is fp32 arithmetic.
+//          where `rounding` and `honest` are measured, by making just these roundings in the oracle (honest_errors()),
+//          and the last term is fp32 arithmetic.
 #include "tests/ringspan/support/attention_case.h"
 
 #include <gtest/gtest.h>
@@ -22,14 +22,6 @@ namespace {
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 
 bool is_narrow(DType dtype) { return dtype == DType::kBF16 || dtype == DType::kF16; }
-
-// RMS of the relative error of rounding to nearest. The error is even over one unit in the last place, u, hence
-// u / sqrt(12) of the binade's lower end; the mean of 1 / x^2 over [1, 2) is 1/2.
-double rounding_unit(DType dtype) {
-  if (dtype == DType::kBF16) return std::ldexp(1.0, -7) / std::sqrt(24.0);
-  if (dtype == DType::kF16) return std::ldexp(1.0, -10) / std::sqrt(24.0);
-  return 0;
-}
 
 void poison_uncovered_rows(const std::vector<std::vector<bool>>& covered, Array* array) {
   for_each_index(array->size, [&](int64_t b, int64_t n, int64_t s, int64_t d) {
@@ -99,7 +91,7 @@ AttentionCase::AttentionCase(const CaseSpec& s) : spec(s) {
 
   want = oracle_forward(inputs);
   want_grads = oracle_backward(inputs, want, dout, dlse);
-  if (is_narrow(s.dtype)) honest = honest_errors(inputs, want, want_grads, dout, rounding_unit(s.dtype));
+  if (is_narrow(s.dtype)) honest = honest_errors(inputs, want, want_grads, dout, s.dtype);
 }
 
 std::shared_ptr<const AttentionCase> make_case(const CaseSpec& spec) {
@@ -125,6 +117,25 @@ Kernels kernels_of(Isa isa) {
           [forced](const BackwardArgs& args, Workspace& workspace, const Parallel& parallel) {
             forced([&] { return attend_backward(args, workspace, parallel); });
           }};
+}
+
+std::ostream& operator<<(std::ostream& stream, const Target& target) { return stream << target.name; }
+
+std::vector<Target> native_targets() {
+  std::vector<Target> targets;
+  for (const Isa isa : available_isas()) targets.push_back({name_of(isa), kernels_of(isa)});
+  return targets;
+}
+
+std::vector<Target>& added_targets() {
+  static std::vector<Target> targets;
+  return targets;
+}
+
+std::vector<Target> all_targets() {
+  std::vector<Target> targets = native_targets();
+  targets.insert(targets.end(), added_targets().begin(), added_targets().end());
+  return targets;
 }
 
 Kernels reference_kernels() {

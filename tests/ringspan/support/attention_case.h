@@ -46,7 +46,7 @@ struct AttentionCase {
 // The last case is kept, since tests for several instruction sets ask for the same one after the other.
 std::shared_ptr<const AttentionCase> make_case(const CaseSpec& spec);
 
-// Kernels under test: the library's own, the reference, or a table of one instruction set.
+// Kernels under test: the library's own on one instruction set, or the reference.
 struct Kernels {
   std::function<void(const ForwardArgs&, Workspace&, const Parallel&)> forward;
   std::function<void(const BackwardArgs&, Workspace&, const Parallel&)> backward;
@@ -54,6 +54,17 @@ struct Kernels {
 // Forces `isa` for each call, and fails the test unless it is the one that ran.
 Kernels kernels_of(Isa isa);
 Kernels reference_kernels();
+
+// What the kernel tests run on: every instruction set that this machine offers, and what other files add while static
+// objects are initialised (the list of tests is made right after).
+struct Target {
+  std::string name;
+  Kernels kernels;
+};
+std::ostream& operator<<(std::ostream& stream, const Target& target);
+std::vector<Target> native_targets();
+std::vector<Target>& added_targets();
+std::vector<Target> all_targets();  // both
 
 struct RunOptions {
   std::array<int, 4> order{0, 1, 2, 3};  // memory order of every tensor, outputs too

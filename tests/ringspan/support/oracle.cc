@@ -35,17 +35,6 @@ void for_each_kept(const Inputs& inputs, const Body& body) {
                  });
 }
 
-double rms_of_squares(const Array& squares, double unit) {
-  double sum = 0;
-  for (const double square : squares.data) sum += square;
-  return squares.data.empty() ? 0 : unit * std::sqrt(sum / static_cast<double>(squares.data.size()));
-}
-
-Array squared(Array array) {
-  for (double& value : array.data) value *= value;
-  return array;
-}
-
 }  // namespace
 
 Outputs oracle_forward(const Inputs& inputs) {
@@ -92,19 +81,19 @@ Gradients oracle_backward(const Inputs& inputs, const Outputs& outputs, const Ar
 }
 
 HonestErrors honest_errors(const Inputs& inputs, const Outputs& outputs, const Gradients& gradients,
-                           const Array& dout, double unit) {
-  const Array q2 = squared(inputs.q), k2 = squared(inputs.k), v2 = squared(inputs.v), dout2 = squared(dout);
-  const Array p2 = squared(outputs.p), ds2 = squared(gradients.ds);
+                           const Array& dout, DType dtype) {
+  const int64_t qk_dim = inputs.q.size[3], v_dim = inputs.v.size[3];
   Array out(outputs.out.size), dq(inputs.q.size), dk(inputs.k.size), dv(inputs.v.size);
   for_each_kept(inputs, [&](int64_t b, int64_t n, int64_t g, int64_t i, int64_t j) {
-    add_scaled(p2.at(b, n, i, j), v2.row(b, g, j), v2.size[3], out.row(b, n, i));
-    add_scaled(p2.at(b, n, i, j), dout2.row(b, n, i), v2.size[3], dv.row(b, g, j));
-    add_scaled(ds2.at(b, n, i, j), k2.row(b, g, j), q2.size[3], dq.row(b, n, i));
-    add_scaled(ds2.at(b, n, i, j), q2.row(b, n, i), q2.size[3], dk.row(b, g, j));
+    const double p = outputs.p.at(b, n, i, j), sum = outputs.sum.at(b, n, i), ds = gradients.ds.at(b, n, i, j);
+    const double forward_error = rounded(p * sum, dtype) / sum - p;
+    const double p_error = rounded(p, dtype) - p, ds_error = inputs.scale * (rounded(ds, dtype) - ds);
+    add_scaled(forward_error, inputs.v.row(b, g, j), v_dim, out.row(b, n, i));
+    add_scaled(p_error, dout.row(b, n, i), v_dim, dv.row(b, g, j));
+    add_scaled(ds_error, inputs.k.row(b, g, j), qk_dim, dq.row(b, n, i));
+    add_scaled(ds_error, inputs.q.row(b, n, i), qk_dim, dk.row(b, g, j));
   });
-  const double scaled_unit = unit * std::abs(inputs.scale);
-  return {rms_of_squares(out, unit), rms_of_squares(dq, scaled_unit), rms_of_squares(dk, scaled_unit),
-          rms_of_squares(dv, unit)};
+  return {rms(out), rms(dq), rms(dk), rms(dv)};
 }
 
 }  // namespace ringspan::test

@@ -35,14 +35,12 @@ struct Gradients {
 // `dlse` may have size 0: then it counts as 0.
 Gradients oracle_backward(const Inputs& inputs, const Outputs& outputs, const Array& dout, const Array& dlse = {});
 
-// How far an honest kernel may stray that rounds P and dS to a dtype of relative rounding error `unit` (RMS) before
-// the second products, and nothing else: errors of independent roundings add up as squares,
-//     out:  unit |P| * |v|        dv: unit |P|^T * |dout|        dq: scale unit |dS| * |k|     dk: scale unit |dS|^T * |q|
-// where the products are taken over squares and the root of the result is meant. Each is the RMS over all elements.
+// How far an honest kernel strays that rounds P (unnormalised, e^(s - max)) and dS to `dtype` to feed them to the second
+// products, and nothing else: the oracle once more with just these roundings. RMS over all elements.
 struct HonestErrors {
   double out = 0, dq = 0, dk = 0, dv = 0;
 };
 HonestErrors honest_errors(const Inputs& inputs, const Outputs& outputs, const Gradients& gradients,
-                           const Array& dout, double unit);
+                           const Array& dout, DType dtype);
 
 }  // namespace ringspan::test

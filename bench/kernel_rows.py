@@ -1,0 +1,110 @@
+"""Rows kernel/...: one process, our kernel against PyTorch's flash attention for CPUs, forward and backward apart."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import peak
+import torch
+from cases import Case, kernel_target
+from reference import Distance, distance_to, judge, reference_of
+from settings import Settings
+from timing import time_in_turns
+from torch import Tensor
+
+import ringspan as rs
+
+_aten = torch.ops.aten
+# PyTorch converts fp16 element by element in its backward: a minute for one call. Ours is timed alone there.
+_PEER_IS_TOO_SLOW = 2048
+
+
+def names(settings: Settings) -> list[str]:
+    """All rows, those that share a reference next to each other."""
+    return list(_rows(settings))
+
+
+def run(selected: Sequence[str], settings: Settings) -> Iterator[dict[str, Any]]:
+    """Times and checks each selected row."""
+    rows = _rows(settings)
+    for name in selected:
+        yield {"name": name, **_run_row(*rows[name], settings)}
+
+
+def _rows(settings: Settings) -> dict[str, tuple[Case, int]]:
+    lengths = (256,) if settings.quick else (1024, 4096)
+    dims = (64,) if settings.quick else (64, 128)
+    found = {}
+    shapes = itertools.product(("fp32", "bf16", "fp16"), lengths, dims, ("full", "causal"), (False, True))
+    for dtype, seq_len, head_dim, mask, backward in shapes:
+        for threads in settings.threads:
+            case = Case(dtype, mask, seq_len, head_dim, backward)
+            direction = "backward" if backward else "forward"
+            found[f"kernel/{dtype}/{direction}/{mask}/S{seq_len}/D{head_dim}/T{threads}"] = (case, threads)
+    return found
+
+
+def _run_row(case: Case, threads: int, settings: Settings) -> dict[str, Any]:
+    torch.set_num_threads(threads)
+    sides, results = _prepare(case)
+    isa = torch.ops.ringspan._isa()
+    peaks = []
+    sides["peak"] = lambda: peaks.append(peak.flops_per_second(isa, case.torch_dtype, threads, 0.02))
+    reference = reference_of(Case(case.dtype, case.mask, case.seq_len, case.head_dim))
+    expected = reference.grads if case.backward else (reference.out,)
+    distances = {
+        name: distance_to(expected, tuple(result[0, reference.head] for result in found))
+        for name, found in results.items()
+    }
+    seconds = time_in_turns(sides, settings.budget_s)
+    return _describe(case, threads, seconds, max(peaks), distances)
+
+
+def _prepare(case: Case) -> tuple[dict[str, Callable[[], Any]], dict[str, tuple[Tensor, ...]]]:
+    """What to time, and what each side gives."""
+    *qkv, dout = case.inputs()
+    mask = rs.causal() if case.mask == "causal" else rs.full()
+
+    def ours() -> Tensor:
+        return rs.attention(*qkv, mask=mask)
+
+    def pytorch() -> Tensor:
+        return _aten._scaled_dot_product_flash_attention_for_cpu(*qkv, 0.0, case.mask == "causal")[0]
+
+    forward = {"ours": ours, "pytorch": pytorch}
+    if not case.backward:
+        return forward, {name: (run(),) for name, run in forward.items()}
+    if case.dtype == "fp16" and case.seq_len > _PEER_IS_TOO_SLOW:
+        del forward["pytorch"]
+    for x in qkv:
+        x.requires_grad_()
+    outs = {name: run() for name, run in forward.items()}
+
+    def differentiate(out: Tensor) -> tuple[Tensor, ...]:
+        return torch.autograd.grad(out, qkv, dout, retain_graph=True)
+
+    sides = {name: (lambda out=out: differentiate(out)) for name, out in outs.items()}
+    return sides, {name: run() for name, run in sides.items()}
+
+
+def _describe(
+    case: Case, threads: int, seconds: dict[str, float], peak_flops: float, distances: dict[str, Distance]
+) -> dict[str, Any]:
+    target = kernel_target(case)
+    flops = case.flops(forward=not case.backward, backward=case.backward)
+    share = flops / seconds["ours"] / peak_flops
+    ratio = seconds["pytorch"] / seconds["ours"] if "pytorch" in seconds else None
+    return {
+        "threads": threads,
+        "milliseconds": {name: seconds[name] * 1e3 for name in distances},
+        "gflops": flops / seconds["ours"] / 1e9,
+        "peak_gflops": peak_flops / 1e9,
+        "goals": [
+            {"name": "ratio", "what": "x PyTorch", "value": ratio, "at_least": target.ratio},
+            {"name": "share_of_peak", "what": "of peak", "value": share, "at_least": target.share},
+        ],
+        "errors": {name: vars(distance) for name, distance in distances.items()},
+        "wrong": judge(case.dtype, case.backward, distances["ours"], distances.get("pytorch")),
+    }

@@ -1,0 +1,238 @@
+"""One rank's side of the rows of ring_rows.py. All ranks call everything here in the same order."""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from cases import RING_MIN_SEQ_LEN, RING_RATIO, RING_SLOWDOWN, Case
+from pytorch_ring import PytorchRing
+from reference import distance_to
+from ring_rows import ring_cases
+from settings import Settings
+from torch import Tensor
+
+import ringspan as rs
+
+_LOCAL_THREADS = 2
+_MIN_ROUNDS, _MAX_ROUNDS = 3, 40
+_EXCHANGES = ("all_to_all", "p2p")
+
+
+class RingWorker:
+    """Runs rows by name. Results are meant for rank 0."""
+
+    def __init__(self, rank: int, world: int, settings: Settings) -> None:
+        self.rank, self.world, self.settings = rank, world, settings
+        # The attention's group serves nothing else.
+        self.group = dist.new_group()
+        self.cases = ring_cases(settings)
+
+    def run(self, name: str) -> dict[str, Any]:
+        """One row."""
+        kind, exchange, *rest = name.split("/")
+        if kind == "agreement":
+            return self._run_agreement(exchange)
+        if kind == "memory":
+            return self._run_memory(exchange, backward=rest == ["forward_backward"])
+        return self._run_ring(self.cases[name])
+
+    def _run_ring(self, case: Case) -> dict[str, Any]:
+        ring_sides, run_local = self._prepare(case)
+        worst = self._check(case, ring_sides, run_local)
+        seconds = self._time_in_turns(ring_sides, run_local)
+        direction = "forward_backward" if case.backward else "forward"
+        judged = case.seq_len >= RING_MIN_SEQ_LEN
+        ours = seconds["all_to_all"]
+        limit = (5e-5 if case.backward else 1e-5) if case.dtype == "fp32" else 2e-3
+        wrong = [f"{side}: {error:.1e} away from one process" for side, error in worst.items() if not error <= limit]
+        return {
+            "threads": f"{self.world} x 1",
+            "milliseconds": {side: value * 1e3 for side, value in seconds.items()},
+            "goals": [
+                {
+                    "name": "slowdown",
+                    "what": "x own process",
+                    "value": ours / seconds["local"],
+                    "at_most": RING_SLOWDOWN[direction] if judged else None,
+                },
+                {
+                    "name": "ratio",
+                    "what": "x PyTorch's ring",
+                    "value": seconds["pytorch"] / ours,
+                    "at_least": RING_RATIO[case.dtype] if judged else None,
+                },
+                {"name": "slowdown_p2p", "what": "p2p x own process", "value": seconds["p2p"] / seconds["local"]},
+            ],
+            "errors": worst,
+            "wrong": "; ".join(message for message in wrong if not message.startswith("pytorch")) or None,
+        }
+
+    def _prepare(
+        self, case: Case
+    ) -> tuple[dict[str, Callable[[], tuple[Tensor, ...]]], Callable[[], tuple[Tensor, ...]]]:
+        make_map = rs.ShardMap.head_tail if case.mask == "causal" else rs.ShardMap.contiguous
+        self.smap = make_map(case.seq_len, self.world)
+        mask = rs.causal() if case.mask == "causal" else rs.full()
+        *whole_qkv, whole_dout = case.inputs()
+        qkv, whole = [self.smap.shard(x, self.rank, dim=2).contiguous() for x in whole_qkv], list(whole_qkv)
+        dout = self.smap.shard(whole_dout, self.rank, dim=2).contiguous()
+        for x in (*qkv, *whole):
+            x.requires_grad_(case.backward)
+        peer = PytorchRing(self.group, case.mask == "causal")
+        plain = tuple(x.detach() for x in qkv)
+
+        def ours(exchange: str) -> Callable[[], tuple[Tensor, ...]]:
+            options = {"mask": mask, "shard_map": self.smap, "group": self.group, "exchange": exchange}
+            return lambda: _attend(qkv, dout if case.backward else None, options)
+
+        def pytorch() -> tuple[Tensor, ...]:
+            return peer.forward_backward(plain, dout) if case.backward else peer.forward(*plain)[:1]
+
+        def local() -> tuple[Tensor, ...]:
+            return _attend(whole, whole_dout if case.backward else None, {"mask": mask})
+
+        return {**{exchange: ours(exchange) for exchange in _EXCHANGES}, "pytorch": pytorch}, local
+
+    def _check(
+        self,
+        case: Case,
+        ring_sides: dict[str, Callable[[], tuple[Tensor, ...]]],
+        run_local: Callable[[], tuple[Tensor, ...]],
+    ) -> dict[str, float]:
+        """Runs each side once. Its distance to the single process: the largest for fp32, else the RMS; of all ranks."""
+        whole = [torch.empty_like(x) for x in case.inputs()[: 4 if case.backward else 1]]
+        if self.rank == 0:
+            torch.set_num_threads(_LOCAL_THREADS)
+            whole = [x.contiguous() for x in run_local()]
+            torch.set_num_threads(1)
+        for x in whole:
+            dist.broadcast(x, 0)
+        expected = tuple(self.smap.shard(x, self.rank, dim=2) for x in whole)
+        worst = {}
+        for side, run in ring_sides.items():
+            distance = distance_to(expected, run())
+            error = torch.tensor(distance.largest if case.dtype == "fp32" else distance.rms)
+            dist.all_reduce(error, dist.ReduceOp.MAX)
+            worst[side] = error.item()
+        return worst
+
+    def _time_in_turns(
+        self, ring_sides: dict[str, Callable[[], Any]], run_local: Callable[[], Any]
+    ) -> dict[str, float]:
+        """Shortest seconds over rounds; a ring's begin when its first rank begins, and end when its last one ends."""
+        shortest = dict.fromkeys((*ring_sides, "local"), float("inf"))
+        end = time.monotonic() + 2 * self.settings.budget_s
+        for done in range(_MAX_ROUNDS):
+            go_on = torch.tensor(done < _MIN_ROUNDS or time.monotonic() < end)
+            dist.broadcast(go_on, 0)
+            if not go_on:
+                break
+            for side, run in ring_sides.items():
+                shortest[side] = min(shortest[side], self._time_together(run))
+            shortest["local"] = min(shortest["local"], self._time_alone(run_local))
+        return shortest
+
+    def _time_together(self, run: Callable[[], Any]) -> float:
+        dist.barrier()
+        begin = time.monotonic()
+        run()
+        # The clock is the machine's: both processes read the same one.
+        span = torch.tensor([-begin, time.monotonic()], dtype=torch.float64)
+        dist.all_reduce(span, dist.ReduceOp.MAX)
+        return span.sum().item()
+
+    def _time_alone(self, run_local: Callable[[], Any]) -> float:
+        """Rank 0 uses both cores; the others wait without using one."""
+        seconds = float("inf")
+        dist.barrier()
+        if self.rank == 0:
+            torch.set_num_threads(_LOCAL_THREADS)
+            begin = time.monotonic()
+            run_local()
+            seconds = time.monotonic() - begin
+            torch.set_num_threads(1)
+        dist.barrier()
+        return seconds
+
+    def _run_agreement(self, exchange: str) -> dict[str, Any]:
+        """A call so small that only its fixed costs remain, with and without the comparison of calls."""
+        smap = rs.ShardMap.contiguous(2 * self.world, self.world)
+        q, k, v = torch.randn(3, 1, 1, 2, 16).unbind()
+        medians = {}
+        for agreed in (False, True):
+            spans = []
+            for _ in range(20 if self.settings.quick else 200):
+                dist.barrier()
+                begin = time.perf_counter()
+                rs.attention(q, k, v, shard_map=smap, group=self.group, exchange=exchange, assume_agreed=agreed)
+                spans.append(time.perf_counter() - begin)
+            medians["without" if agreed else "with"] = sorted(spans)[len(spans) // 2] * 1e3
+        return {
+            "threads": f"{self.world} x 1",
+            "milliseconds": medians,
+            "goals": [{"name": "agreement_ms", "what": "ms", "value": medians["with"] - medians["without"]}],
+            "wrong": None,
+        }
+
+    def _run_memory(self, exchange: str, backward: bool) -> dict[str, Any]:
+        """Peak of resident memory during a call, less what was there before and what the call returns."""
+        batch, heads, rows, head_dim = (1, 2, 256, 64) if self.settings.quick else (8, 8, 1024, 128)
+        smap = rs.ShardMap.head_tail(rows * self.world, self.world)
+        q, k, v, dout = torch.randn(4, batch, heads, rows, head_dim).unbind()
+        for x in (q, k, v):
+            x.requires_grad_(backward)
+        options = {"mask": rs.causal(), "shard_map": smap, "group": self.group, "exchange": exchange}
+        _attend((q[:1], k[:1], v[:1]), dout[:1] if backward else None, options)
+        _release_free_memory()
+        _reset_peak()
+        before = _status_bytes("VmRSS")
+        results = _attend((q, k, v), dout if backward else None, options)
+        extra = _status_bytes("VmHWM") - before - sum(x.nbytes for x in results)
+        kv, fp32 = k.nbytes + v.nbytes, q.numel() * 4
+        allowed = 2 * kv + fp32 + (64 << 20) + (2 * 2 * fp32 if backward else 0)
+        worst = torch.tensor(extra)
+        dist.all_reduce(worst, dist.ReduceOp.MAX)
+        goal = {
+            "name": "extra_mb",
+            "what": "MB beyond in and out",
+            "value": worst.item() / 1e6,
+            "at_most": allowed / 1e6,
+        }
+        return {
+            "threads": f"{self.world} x 1",
+            "milliseconds": {},
+            "goals": [goal],
+            "wrong": None,
+        }
+
+
+def _attend(qkv: Any, dout: Tensor | None, options: dict[str, Any]) -> tuple[Tensor, ...]:
+    """Output, and with `dout` the gradients too."""
+    out = rs.attention(*qkv, **options)
+    if dout is None:
+        return (out,)
+    return out.detach(), *torch.autograd.grad(out, qkv, dout)
+
+
+def _release_free_memory() -> None:
+    """Gives back what malloc keeps of freed memory: reused, it would not show as growth."""
+    release = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if release:
+        release(0)
+
+
+def _reset_peak() -> None:
+    Path("/proc/self/clear_refs").write_text("5")
+
+
+def _status_bytes(field: str) -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(f"{field}:"):
+            return int(line.split()[1]) * 1024
+    raise RuntimeError(f"the system does not tell {field}")

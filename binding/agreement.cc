@@ -1,0 +1,199 @@
+#include "binding/agreement.h"
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <unordered_map>
+#include <utility>
+
+#include "binding/errors.h"
+#include "binding/mailbox.h"
+
+namespace ringspan::binding {
+namespace {
+
+using Topic = Mailbox::Topic;
+
+// Fixed size; a refusal's message follows it.
+struct Header {
+  int64_t number = 0;
+  RefusalKind refusal = RefusalKind::kNone;
+  CallKind kind = CallKind::kForward;
+  int64_t forward_number = 0;
+  int64_t needs_grad = 0;
+  uint64_t hash = 0;
+
+  bool operator==(const Header&) const = default;
+};
+
+std::string to_text(const Header& header, const std::string& message = "") {
+  return std::string(reinterpret_cast<const char*>(&header), sizeof header) + message;
+}
+
+Header header_of(const std::string& text) {
+  Header header;
+  std::memcpy(&header, text.data(), std::min(sizeof header, text.size()));
+  return header;
+}
+
+constexpr char kEnd = '\0';
+
+// name, value, note, each ended by a byte that no argument contains.
+std::string to_text(const Fields& fields) {
+  std::string text;
+  for (const Field& field : fields) {
+    for (const std::string* part : {&field.name, &field.value, &field.note}) text += *part + kEnd;
+  }
+  return text;
+}
+
+Fields fields_of(const std::string& text) {
+  std::vector<std::string> parts(1);
+  for (char letter : text) {
+    if (letter == kEnd) {
+      parts.emplace_back();
+    } else {
+      parts.back() += letter;
+    }
+  }
+  Fields fields;
+  for (size_t i = 0; i + 2 < parts.size(); i += 3) {
+    fields.push_back({parts[i], parts[i + 1], parts[i + 2]});
+  }
+  return fields;
+}
+
+std::string join_ranks(const std::vector<int64_t>& ranks) {
+  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
+  for (size_t i = 0; i < ranks.size(); ++i) text += concat(i ? ", " : "", ranks[i]);
+  return text;
+}
+
+Fields all_fields(const Proposal& proposal) {
+  Fields fields = proposal.describe();
+  if (proposal.kind == CallKind::kOther) return fields;
+  const bool backward = proposal.kind == CallKind::kBackward;
+  fields.insert(fields.begin(),
+                {{"call", backward ? concat("the backward of call ", proposal.forward_number) : "attention", ""},
+                 {"needs_grad", proposal.needs_grad ? "true" : "false", ""}});
+  return fields;
+}
+
+// "q_len is 16 (8 local rows) on rank 0, 12 (6 local rows) on rank 1", or "" where all agree.
+std::string difference(size_t index, const std::vector<Fields>& by_rank) {
+  std::map<std::string, std::vector<int64_t>> ranks_by_text;
+  std::vector<std::string> order;
+  bool differs = false;
+  std::string name;
+  for (size_t rank = 0; rank < by_rank.size(); ++rank) {
+    if (index >= by_rank[rank].size()) continue;
+    const Field& field = by_rank[rank][index];
+    name = field.name;
+    differs |= field.value != by_rank[0][index].value;
+    const std::string text = field.note.empty() ? field.value : field.value + " (" + field.note + ")";
+    if (ranks_by_text[text].empty()) order.push_back(text);
+    ranks_by_text[text].push_back(static_cast<int64_t>(rank));
+  }
+  if (!differs) return "";
+  std::string sentence = name + " is ";
+  for (size_t i = 0; i < order.size(); ++i) {
+    sentence += concat(i ? ", " : "", order[i], " on ", join_ranks(ranks_by_text[order[i]]));
+  }
+  return sentence;
+}
+
+[[noreturn]] void throw_difference(int64_t number, const std::vector<Fields>& by_rank) {
+  std::string sentences;
+  for (size_t index = 0; index < by_rank[0].size(); ++index) {
+    const std::string sentence = difference(index, by_rank);
+    if (!sentence.empty()) sentences += (sentences.empty() ? "" : "; ") + sentence;
+  }
+  if (sentences.empty()) sentences = "their arguments have other content";
+  throw Error(concat("the ranks of the group disagree about call ", number, ": ", sentences,
+                     ". Every rank must make the same calls in the same order with the same global arguments"));
+}
+
+// Raises what the first refusing rank has told.
+void check_refusals(int64_t number, const std::vector<std::string>& texts) {
+  for (size_t rank = 0; rank < texts.size(); ++rank) {
+    const RefusalKind refusal = header_of(texts[rank]).refusal;
+    if (refusal == RefusalKind::kNone) continue;
+    const std::string message = texts[rank].substr(sizeof(Header));
+    if (refusal == RefusalKind::kGaveUp) {
+      throw_peer_error(concat("rank ", rank, " gave up on call ", number, " before this rank came to it: ", message));
+    }
+    const std::string text = concat("rank ", rank, " refused call ", number, " of the group: ", message);
+    if (refusal == RefusalKind::kUnsupported) throw Unsupported(text);
+    throw Error(text);
+  }
+}
+
+std::string absence(const Group& group, int64_t number, const AbsentRanks& absent) {
+  const std::string who = absent.ranks.empty() ? "a rank of the group or its store" : join_ranks(absent.ranks);
+  return concat("rank ", group.rank, " waited for ", who, " in call ", number, " (before step 0, transfer: header) for ",
+                group.timeout().count() / 1000.0, " s at most: ", absent.what());
+}
+
+}  // namespace
+
+std::shared_ptr<Agreement> Agreement::of(const Group& group) {
+  struct Entry {
+    c10::weak_intrusive_ptr<c10d::ProcessGroup> group;
+    std::shared_ptr<Agreement> agreement;
+  };
+  static std::mutex mutex;
+  // Never destroyed: a group may outlive static objects.
+  static auto& entries = *new std::unordered_map<c10d::ProcessGroup*, Entry>();
+  const std::lock_guard lock(mutex);
+  const auto found = entries.find(group.process_group.get());
+  if (found != entries.end() && !found->second.group.expired()) return found->second.agreement;
+  std::erase_if(entries, [](const auto& item) { return item.second.group.expired(); });
+  auto agreement = std::make_shared<Agreement>(make_mailbox(group));
+  entries.insert_or_assign(group.process_group.get(),
+                           Entry{c10::weak_intrusive_ptr<c10d::ProcessGroup>(group.process_group), agreement});
+  return agreement;
+}
+
+Agreement::Agreement(std::unique_ptr<Mailbox> mailbox) : mailbox_(std::move(mailbox)) {}
+
+Agreement::~Agreement() = default;
+
+int64_t Agreement::agree(const Group& group, const Proposal& proposal) {
+  const std::lock_guard lock(mutex_);
+  const int64_t number = ++number_;
+  const Header header{.number = number,
+                      .kind = proposal.kind,
+                      .forward_number = proposal.forward_number,
+                      .needs_grad = proposal.needs_grad,
+                      .hash = proposal.hash};
+  try {
+    const std::vector<std::string> texts = mailbox_->swap(group, number, Topic::kHeader, to_text(header));
+    check_refusals(number, texts);
+    const bool same = std::all_of(texts.begin(), texts.end(),
+                                  [&](const std::string& text) { return header_of(text) == header; });
+    if (same) return number;
+    std::vector<Fields> by_rank;
+    for (const std::string& text : mailbox_->swap(group, number, Topic::kDescription, to_text(all_fields(proposal)))) {
+      by_rank.push_back(fields_of(text));
+    }
+    throw_difference(number, by_rank);
+  } catch (const AbsentRanks& absent) {
+    const std::string message = absence(group, number, absent);
+    // A rank that comes later must not believe that this one is still there.
+    const Header gone{.number = number, .refusal = RefusalKind::kGaveUp};
+    mailbox_->replace(group, number, Topic::kHeader, to_text(gone, message));
+    throw_peer_error(message);
+  }
+}
+
+void Agreement::refuse(const Group& group, RefusalKind kind, const std::string& message) noexcept {
+  const std::lock_guard lock(mutex_);
+  const int64_t number = ++number_;
+  try {
+    mailbox_->leave(group, number, Topic::kHeader, to_text(Header{.number = number, .refusal = kind}, message));
+  } catch (const std::exception&) {
+    // The caller raises its own error now, and that one matters more than a lost peer.
+  }
+}
+
+}  // namespace ringspan::binding

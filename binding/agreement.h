@@ -1,0 +1,60 @@
+// Agreement: before a call sends data, the ranks make sure that they are in the same call (docs/agreement.md). A rank
+// whose own arguments are bad says so instead, so that its peers raise too and nobody waits.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "binding/group.h"
+
+namespace ringspan::binding {
+
+// One argument in words. `note` is told beside the value and is not compared.
+struct Field {
+  std::string name, value;
+  std::string note = {};
+};
+using Fields = std::vector<Field>;
+
+enum class CallKind : int64_t { kForward, kBackward, kOther };
+
+// What a rank is about to do.
+struct Proposal {
+  CallKind kind = CallKind::kForward;
+  int64_t forward_number = 0;        // backward: the number that its forward got
+  bool needs_grad = false;           // forward: a backward will follow
+  uint64_t hash = 0;                 // of all that must be the same on every rank
+  std::function<Fields()> describe;  // the same in words; called where the ranks differ
+};
+
+enum class RefusalKind : int64_t { kNone, kBadArgument, kUnsupported, kGaveUp };
+
+class Mailbox;
+
+// One per process group; counts its calls. Thread-safe.
+class Agreement {
+ public:
+  // The one of a group. It is forgotten when the group has ended and another one comes.
+  static std::shared_ptr<Agreement> of(const Group& group);
+
+  explicit Agreement(std::unique_ptr<Mailbox> mailbox);
+  ~Agreement();
+
+  // Returns the number of the call where all ranks propose the same. Else every rank throws: Error naming each argument
+  // that differs with its values and ranks, or the refusal of a rank; DistBackendError naming the ranks that did not
+  // come within the group's timeout. The group can be used again after each of them.
+  int64_t agree(const Group& group, const Proposal& proposal);
+  // Takes part in the next call by refusing it: the other ranks raise `message`.
+  void refuse(const Group& group, RefusalKind kind, const std::string& message) noexcept;
+
+ private:
+  std::mutex mutex_;
+  int64_t number_ = 0;
+  std::unique_ptr<Mailbox> mailbox_;
+};
+
+}  // namespace ringspan::binding

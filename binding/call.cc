@@ -1,0 +1,235 @@
+#include "binding/call.h"
+
+#include <bit>
+#include <iomanip>
+#include <sstream>
+#include <utility>
+
+#include <ATen/core/Tensor.h>
+
+#include "binding/content_hash.h"
+#include "binding/plan_cache.h"
+#include "binding/tensors.h"
+#include "ringspan/base/error.h"
+
+namespace ringspan::binding {
+namespace {
+
+void check_tensor(const char* name, const at::Tensor& tensor, Layout layout) {
+  if (!tensor.device().is_cpu()) {
+    throw Unsupported(concat(name, " is on device ", tensor.device().str(),
+                             "; ringspan computes on CPU tensors only, move it with .cpu()"));
+  }
+  RINGSPAN_CHECK(tensor.layout() == at::kStrided, name, " has layout ", concat(tensor.layout()),
+                 "; it must be a plain strided tensor");
+  const int64_t dims = layout == Layout::kBNSD || layout == Layout::kBSND ? 4 : 3;
+  RINGSPAN_CHECK(tensor.dim() == dims, name, " has ", tensor.dim(), " dimensions; layout ", ringspan::name_of(layout),
+                 " has ", dims);
+}
+
+struct Sizes {
+  Problem problem;
+  int64_t q_rows = 0, kv_rows = 0;
+};
+
+// Head counts of tensors whose heads and head dims share an axis.
+void split_hidden(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, int64_t num_heads,
+                  Problem& problem) {
+  const int64_t hidden = query.size(2);
+  RINGSPAN_CHECK(hidden % num_heads == 0 && hidden > 0, "num_heads is ", num_heads,
+                 " and the query's last size is ", hidden, "; it must be a multiple of num_heads");
+  problem.qk_dim = hidden / num_heads;
+  RINGSPAN_CHECK(key.size(2) % problem.qk_dim == 0 && key.size(2) > 0, "key's last size is ", key.size(2),
+                 " and the query's head dim is ", problem.qk_dim, "; it must be a multiple of it");
+  problem.kv_heads = key.size(2) / problem.qk_dim;
+  RINGSPAN_CHECK(value.size(2) % problem.kv_heads == 0 && value.size(2) > 0, "value's last size is ", value.size(2),
+                 " and there are ", problem.kv_heads, " key/value heads; it must be a multiple of them");
+  problem.v_dim = value.size(2) / problem.kv_heads;
+}
+
+void check_same(const char* what, int64_t first, const char* second_name, int64_t second) {
+  RINGSPAN_CHECK(first == second, what, " is ", first, " in query and ", second, " in ", second_name,
+                 "; they must be equal");
+}
+
+// Sizes of 4-D tensors: heads lie on axis 1 (BNSD) or 2 (BSND).
+void read_heads(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, int64_t num_heads,
+                int64_t head_axis, Problem& problem) {
+  check_same("the number of heads", query.size(head_axis), "num_heads", num_heads);
+  problem.qk_dim = query.size(3);
+  problem.kv_heads = key.size(head_axis);
+  problem.v_dim = value.size(3);
+  check_same("the head dim", problem.qk_dim, "key", key.size(3));
+  RINGSPAN_CHECK(value.size(head_axis) == problem.kv_heads, "the number of heads is ", problem.kv_heads,
+                 " in key and ", value.size(head_axis), " in value; they must be equal");
+}
+
+Sizes read_sizes_of(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, Layout layout,
+                    const CallArguments& arguments) {
+  const int64_t num_heads = arguments.num_heads;
+  RINGSPAN_CHECK(num_heads >= 1, "num_heads is ", num_heads, "; it must be at least 1");
+  Sizes sizes;
+  Problem& problem = sizes.problem;
+  problem.layout = layout;
+  problem.dtype = core_dtype("query", query);
+  for (const auto& [name, tensor] : {std::pair("key", &key), std::pair("value", &value)}) {
+    RINGSPAN_CHECK(tensor->scalar_type() == query.scalar_type(), "query is ", toString(query.scalar_type()), " and ",
+                   name, " is ", toString(tensor->scalar_type()), "; query, key and value must have one dtype");
+  }
+  problem.scale = arguments.scale;
+  problem.q_heads = num_heads;
+  const int64_t batch_axis = layout == Layout::kSBH ? 1 : 0;
+  const int64_t row_axis = layout == Layout::kSBH ? 0 : layout == Layout::kBNSD ? 2 : 1;
+  if (layout == Layout::kBNSD || layout == Layout::kBSND) {
+    read_heads(query, key, value, num_heads, layout == Layout::kBNSD ? 1 : 2, problem);
+  } else {
+    split_hidden(query, key, value, num_heads, problem);
+  }
+  problem.batch = query.size(batch_axis);
+  check_same("the batch", problem.batch, "key", key.size(batch_axis));
+  check_same("the batch", problem.batch, "value", value.size(batch_axis));
+  sizes.q_rows = query.size(row_axis);
+  sizes.kv_rows = key.size(row_axis);
+  RINGSPAN_CHECK(value.size(row_axis) == sizes.kv_rows, "key has ", sizes.kv_rows, " rows and value ",
+                 value.size(row_axis), "; they must be equal");
+  return sizes;
+}
+
+// Everything that a plan depends on, the rank apart.
+PlanCache::Words content_of(const Problem& problem, const Description& description, Schedule schedule,
+                            ExchangeKind exchange) {
+  PlanCache::Words words = {problem.batch,
+                            problem.q_heads,
+                            problem.kv_heads,
+                            problem.qk_dim,
+                            problem.v_dim,
+                            static_cast<int64_t>(problem.dtype),
+                            static_cast<int64_t>(problem.layout),
+                            std::bit_cast<int64_t>(problem.scale),
+                            static_cast<int64_t>(schedule),
+                            static_cast<int64_t>(exchange),
+                            static_cast<int64_t>(description.spec.size())};
+  size_t total = words.size() + description.spec.size();
+  for (const Table& table : description.tables) total += 1 + table.size.size() + table.num_elements();
+  words.reserve(total);
+  words.insert(words.end(), description.spec.begin(), description.spec.end());
+  for (const Table& table : description.tables) {
+    words.push_back(static_cast<int64_t>(table.size.size()));
+    words.insert(words.end(), table.size.begin(), table.size.end());
+    words.insert(words.end(), table.data, table.data + table.num_elements());
+  }
+  return words;
+}
+
+RankPlan build_part(Problem problem, const Description& description, Schedule schedule, ExchangeKind exchange,
+                    int64_t rank) {
+  const Decoded decoded = decode(description);
+  problem.q_len = decoded.q_len;
+  problem.kv_len = decoded.kv_len;
+  return build_plan(problem, decoded.mask, decoded.q_map, decoded.kv_map, schedule,
+                    route_of(exchange, decoded.world))
+      .rank(rank);
+}
+
+void check_rows(const char* name, int64_t rows, int64_t expected, int64_t rank) {
+  RINGSPAN_CHECK(rows == expected, name, " has ", rows, " rows on rank ", rank, " and its shard map gives rank ", rank,
+                 " ", expected, "; pass the tensor that the same map sharded");
+}
+
+}  // namespace
+
+ExchangeKind parse_exchange(const std::string& name) {
+  if (name == "auto" || name == "all_to_all") return ExchangeKind::kAllToAll;
+  if (name == "p2p") return ExchangeKind::kP2p;
+  if (name == "all_gather") return ExchangeKind::kAllGather;
+  throw Error(concat("exchange is \"", name, "\"; it must be auto, all_to_all, p2p or all_gather"));
+}
+
+const char* name_of(ExchangeKind kind) {
+  switch (kind) {
+    case ExchangeKind::kAllToAll: return "all_to_all";
+    case ExchangeKind::kP2p: return "p2p";
+    case ExchangeKind::kAllGather: return "all_gather";
+  }
+  return "";
+}
+
+Schedule parse_schedule_name(const std::string& name) {
+  if (name == "auto") return Schedule::kRing;
+  return parse_schedule(name);
+}
+
+GradRoute route_of(ExchangeKind kind, int64_t world) {
+  return kind == ExchangeKind::kP2p || world == 1 ? GradRoute::kFromNext : GradRoute::kFromOwner;
+}
+
+Call prepare_call(Group group, const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+                  const CallArguments& arguments) {
+  Call call;
+  call.layout = parse_layout(arguments.layout);
+  check_tensor("query", query, call.layout);
+  check_tensor("key", key, call.layout);
+  check_tensor("value", value, call.layout);
+  const Sizes sizes = read_sizes_of(query, key, value, call.layout, arguments);
+  call.exchange = parse_exchange(arguments.exchange);
+  const Schedule schedule = parse_schedule_name(arguments.schedule);
+
+  std::vector<at::Tensor> kept;
+  const Description description = description_of(arguments.spec, arguments.tables, kept);
+  const SpecSizes spec = read_sizes(description.spec);
+  RINGSPAN_CHECK(spec.world == group.size, "the shard map is for ", spec.world, " ranks and the group has ", group.size,
+                 "; build it for this group");
+  RINGSPAN_CHECK(spec.batch == sizes.problem.batch, "the batch is ", sizes.problem.batch, " in query and ", spec.batch,
+                 " in the call's description; they must be equal");
+
+  PlanCache::Words words = content_of(sizes.problem, description, schedule, call.exchange);
+  call.hash = hash_words(words);
+  call.plan = PlanCache::process().find_or_build(std::move(words), call.hash, group.rank, [&] {
+    return build_part(sizes.problem, description, schedule, call.exchange, group.rank);
+  });
+  check_rows("query", sizes.q_rows, call.plan->q_rows[group.rank], group.rank);
+  check_rows("key", sizes.kv_rows, call.plan->kv_rows[group.rank], group.rank);
+  call.group = std::move(group);
+  return call;
+}
+
+Fields describe_call(const Call& call, const CallArguments& arguments) {
+  std::vector<at::Tensor> kept;
+  const DescriptionText text = describe(description_of(arguments.spec, arguments.tables, kept));
+  const Problem& p = call.problem();
+  const auto rows = [&](const std::vector<int64_t>& all) { return concat(all[call.group.rank], " local rows"); };
+  const auto value = [](const auto& what) {
+    std::ostringstream stream;
+    stream << std::setprecision(17) << what;
+    return stream.str();
+  };
+  return {{"batch", value(p.batch)},
+          {"q_heads", value(p.q_heads)},
+          {"kv_heads", value(p.kv_heads)},
+          {"qk_dim", value(p.qk_dim)},
+          {"v_dim", value(p.v_dim)},
+          {"dtype", ringspan::name_of(p.dtype)},
+          {"layout", ringspan::name_of(p.layout)},
+          {"scale", value(p.scale)},
+          {"q_len", value(p.q_len), rows(call.plan->q_rows)},
+          {"kv_len", value(p.kv_len), rows(call.plan->kv_rows)},
+          {"shard_map", text.q_map},
+          {"kv_shard_map", text.kv_map},
+          {"mask", text.mask},
+          {"schedule", ringspan::name_of(call.plan->schedule)},
+          {"exchange", name_of(call.exchange)}};
+}
+
+Description description_of(at::IntArrayRef spec, at::TensorList tables, std::vector<at::Tensor>& kept) {
+  Description description{.spec = {spec.data(), spec.size()}, .tables = {}};
+  for (size_t i = 0; i < tables.size(); ++i) {
+    const at::Tensor& table = tables[i];
+    RINGSPAN_CHECK(table.scalar_type() == at::kLong && table.device().is_cpu(), "table ", i, " is ",
+                   toString(table.scalar_type()), " on ", table.device().str(), "; tables are int64 on the CPU");
+    kept.push_back(table.contiguous());
+    description.tables.push_back({table.sizes().vec(), kept.back().const_data_ptr<int64_t>()});
+  }
+  return description;
+}
+
+}  // namespace ringspan::binding

@@ -1,0 +1,63 @@
+// Call: one call of the inner ops after its checks: sizes, plan, group. Everything that fails here fails before the
+// first byte is sent.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "binding/agreement.h"
+#include "binding/decode.h"
+#include "binding/group.h"
+#include "ringspan/plan/plan.h"
+
+namespace ringspan::binding {
+
+enum class ExchangeKind : uint8_t { kAllToAll, kP2p, kAllGather };
+
+// "auto" is all_to_all.
+ExchangeKind parse_exchange(const std::string& name);
+const char* name_of(ExchangeKind kind);
+// "auto" is ring.
+Schedule parse_schedule_name(const std::string& name);
+// Which way gradients of K/V take home.
+GradRoute route_of(ExchangeKind kind, int64_t world);
+
+// What the inner ops are called with, apart from tensors with gradients.
+struct CallArguments {
+  at::IntArrayRef spec;
+  at::TensorList tables;
+  double scale = 1;
+  std::string layout;
+  int64_t num_heads = 1;
+  std::string group_name, schedule, exchange;
+  bool assume_agreed = false;
+  bool needs_grad = false;  // some rank-local input will ask for a backward
+};
+
+struct Call {
+  Group group;
+  Layout layout = Layout::kBNSD;
+  ExchangeKind exchange = ExchangeKind::kAllToAll;
+  std::shared_ptr<const RankPlan> plan;
+  uint64_t hash = 0;  // of everything that must be the same on all ranks
+
+  const Problem& problem() const { return plan->problem; }
+};
+
+// `group` is found beforehand, so that a failure in here can be told to its members.
+// Error naming the argument and both values; Unsupported for what is not offered. Cost of a call that was seen before:
+// a copy, a hash and a comparison of its tables.
+Call prepare_call(Group group, const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+                  const CallArguments& arguments);
+
+// For messages of the agreement.
+Fields describe_call(const Call& call, const CallArguments& arguments);
+
+// Borrowed view of the tables; `kept` owns those that had to be copied to be dense.
+Description description_of(at::IntArrayRef spec, at::TensorList tables, std::vector<at::Tensor>& kept);
+
+}  // namespace ringspan::binding

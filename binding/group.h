@@ -1,0 +1,28 @@
+// Group: the process group of one call, found by name at run time.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <string>
+
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+namespace ringspan::binding {
+
+struct Group {
+  std::string name;
+  int64_t rank = 0, size = 1;  // places in the group, never global ranks
+  c10::intrusive_ptr<c10d::ProcessGroup> process_group;
+  // For CPU tensors; null where the group is written in Python and has no backend object.
+  c10::intrusive_ptr<c10d::Backend> backend;
+  std::string backend_name;
+
+  // PyTorch's "fake" backend: collectives return at once and nobody answers.
+  bool is_fake() const { return backend_name == "fake"; }
+  std::chrono::milliseconds timeout() const;
+};
+
+// Error where no group has this name, or it has no backend for CPU tensors. "" is the group of this process alone.
+Group find_group(const std::string& name);
+
+}  // namespace ringspan::binding

@@ -1,0 +1,199 @@
+// Ops that answer questions: positions, work, plans, instruction sets; and the refusal that the Python front publishes.
+#include <algorithm>
+#include <chrono>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include <ATen/ATen.h>
+#include <torch/library.h>
+
+#include "binding/agreement.h"
+#include "binding/call.h"
+#include "binding/content_hash.h"
+#include "binding/decode.h"
+#include "binding/errors.h"
+#include "binding/parallel.h"
+#include "binding/plan_cache.h"
+#include "ringspan/kernel/isa.h"
+
+namespace ringspan::binding {
+namespace {
+
+using at::Tensor;
+using std::string;
+
+Decoded decode_arguments(at::IntArrayRef spec, at::TensorList tables) {
+  std::vector<Tensor> kept;
+  return decode(description_of(spec, tables, kept));
+}
+
+void refuse(string group_name, string message) {
+  translate_errors([&] {
+    const Group group = find_group(group_name);
+    if (group.size > 1 && !group.is_fake()) {
+      Agreement::of(group)->refuse(group, RefusalKind::kBadArgument, message);
+    }
+  });
+}
+
+void agree_on(string group_name, string signature) {
+  translate_errors([&] {
+    const Group group = find_group(group_name);
+    if (group.size == 1 || group.is_fake()) return;
+    uint64_t hash = signature.size();
+    for (char letter : signature) hash = mix(hash ^ static_cast<unsigned char>(letter));
+    Agreement::of(group)->agree(group, {.kind = CallKind::kOther, .hash = hash, .describe = [&] {
+                                          return Fields{{"call", signature, ""}};
+                                        }});
+  });
+}
+
+Tensor positions(at::IntArrayRef spec, at::TensorList tables, int64_t which, int64_t rank, int64_t batch) {
+  return translate_errors([&] {
+    const Decoded decoded = decode_arguments(spec, tables);
+    RINGSPAN_CHECK(which == 0 || which == 1, "which is ", which, "; it must be 0 (query map) or 1 (key/value map)");
+    const ShardMap& map = which == 0 ? decoded.q_map : decoded.kv_map;
+    RINGSPAN_CHECK(0 <= rank && rank < map.world(), "rank is ", rank, "; the shard map has ", map.world(), " ranks");
+    RINGSPAN_CHECK(0 <= batch && (map.num_lists() == 1 || batch < map.num_lists()), "batch entry ", batch,
+                   " was asked for; the shard map has ", map.num_lists());
+    return at::tensor(map.positions(rank, batch), at::kLong);
+  });
+}
+
+std::vector<int64_t> work(at::IntArrayRef spec, at::TensorList tables) {
+  return translate_errors([&] {
+    const Decoded decoded = decode_arguments(spec, tables);
+    std::vector<int64_t> pairs = decoded.q_map.work(decoded.mask);
+    // Masks and maps of one list stand for every batch entry.
+    if (decoded.mask.num_lists() == 1 && decoded.q_map.num_lists() == 1) {
+      for (int64_t& count : pairs) count *= decoded.batch;
+    }
+    return pairs;
+  });
+}
+
+struct PlanQuestion {
+  Plan plan;
+  ExchangeKind exchange;
+};
+
+PlanQuestion ask_plan(at::IntArrayRef spec, at::TensorList tables, int64_t q_heads, int64_t kv_heads, int64_t qk_dim,
+                      int64_t v_dim, const string& dtype, double scale, const string& layout, const string& schedule,
+                      const string& exchange) {
+  const Decoded decoded = decode_arguments(spec, tables);
+  const Problem problem{.batch = decoded.batch,
+                        .q_heads = q_heads,
+                        .kv_heads = kv_heads,
+                        .q_len = decoded.q_len,
+                        .kv_len = decoded.kv_len,
+                        .qk_dim = qk_dim,
+                        .v_dim = v_dim,
+                        .dtype = parse_dtype(dtype),
+                        .layout = parse_layout(layout),
+                        .scale = scale};
+  const ExchangeKind kind = parse_exchange(exchange);
+  return {build_plan(problem, decoded.mask, decoded.q_map, decoded.kv_map, parse_schedule_name(schedule),
+                     route_of(kind, decoded.world)),
+          kind};
+}
+
+string plan_json(at::IntArrayRef spec, at::TensorList tables, int64_t q_heads, int64_t kv_heads, int64_t qk_dim,
+                 int64_t v_dim, string dtype, double scale, string layout, string schedule, string exchange,
+                 int64_t rank) {
+  return translate_errors([&] {
+    const Plan plan = ask_plan(spec, tables, q_heads, kv_heads, qk_dim, v_dim, dtype, scale, layout, schedule, exchange)
+                          .plan;
+    return rank < 0 ? plan.to_json() : to_json(plan.rank(rank));
+  });
+}
+
+string plan_text(at::IntArrayRef spec, at::TensorList tables, int64_t q_heads, int64_t kv_heads, int64_t qk_dim,
+                 int64_t v_dim, string dtype, double scale, string layout, string schedule, string exchange,
+                 int64_t rank) {
+  return translate_errors([&] {
+    const Plan plan = ask_plan(spec, tables, q_heads, kv_heads, qk_dim, v_dim, dtype, scale, layout, schedule, exchange)
+                          .plan;
+    return rank < 0 ? plan.str() : plan.rank(rank).str();
+  });
+}
+
+// all_gather sends the longest shard to every other rank in the place of the ring's hops of K/V.
+SentBytes sent_with(const RankPlan& part, ExchangeKind exchange) {
+  SentBytes sent = sent_bytes(part);
+  if (exchange != ExchangeKind::kAllGather) return sent;
+  const Problem& p = part.problem;
+  const int64_t longest = *std::max_element(part.kv_rows.begin(), part.kv_rows.end());
+  const int64_t gathered =
+      (part.world - 1) * p.batch * p.kv_heads * longest * (p.qk_dim + p.v_dim) * size_of(p.dtype);
+  return {.forward = gathered, .backward = sent.backward - sent.forward + gathered};
+}
+
+std::vector<int64_t> sent_bytes_of(at::IntArrayRef spec, at::TensorList tables, int64_t q_heads, int64_t kv_heads,
+                          int64_t qk_dim, int64_t v_dim, string dtype, double scale, string layout, string schedule,
+                          string exchange, int64_t rank) {
+  return translate_errors([&] {
+    const PlanQuestion question =
+        ask_plan(spec, tables, q_heads, kv_heads, qk_dim, v_dim, dtype, scale, layout, schedule, exchange);
+    const SentBytes bytes = sent_with(question.plan.rank(rank), question.exchange);
+    return std::vector<int64_t>{bytes.forward, bytes.backward};
+  });
+}
+
+std::vector<string> names_of_available_isas() {
+  std::vector<string> names;
+  for (Isa isa : available_isas()) names.emplace_back(name_of(isa));
+  return names;
+}
+
+std::vector<int64_t> plan_cache_counts() {
+  const PlanCache& cache = PlanCache::process();
+  return {static_cast<int64_t>(cache.size()), cache.num_built()};
+}
+
+// How many different threads take part: each task waits a little, so that one thread cannot draw them all.
+int64_t threads_of_parallel_run(int64_t num_tasks) {
+  std::mutex mutex;
+  std::set<std::thread::id> threads;
+  torch_parallel().run(static_cast<int>(num_tasks), [&](int) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    const std::lock_guard lock(mutex);
+    threads.insert(std::this_thread::get_id());
+  });
+  return static_cast<int64_t>(threads.size());
+}
+
+string name_of_isa() {
+  return translate_errors([] { return string(name_of(current_isa())); });
+}
+
+void force_isa_by_name(string name) {
+  translate_errors([&] { force_isa(name.empty() ? std::nullopt : std::optional(parse_isa(name))); });
+}
+
+}  // namespace
+
+TORCH_LIBRARY_FRAGMENT(ringspan, m) {
+  const string plan_arguments =
+      "(SymInt[] spec, Tensor[] tables, int q_heads, int kv_heads, int qk_dim, int v_dim, str dtype, float scale, "
+      "str layout, str schedule, str exchange, int rank) -> ";
+  m.def("_refuse(str group_name, str message) -> ()", &refuse);
+  m.def("_agree(str group_name, str signature) -> ()", &agree_on);
+  m.def("_positions(SymInt[] spec, Tensor[] tables, int which, int rank, int batch) -> Tensor", &positions);
+  m.def("_work(SymInt[] spec, Tensor[] tables) -> int[]", &work);
+  m.def(("_plan_json" + plan_arguments + "str").c_str(), &plan_json);
+  m.def(("_plan_text" + plan_arguments + "str").c_str(), &plan_text);
+  m.def(("_sent_bytes" + plan_arguments + "int[]").c_str(), &sent_bytes_of);
+  m.def("_isa() -> str", &name_of_isa);
+  m.def("_available_isas() -> str[]", &names_of_available_isas);
+  m.def("_force_isa(str name) -> ()", &force_isa_by_name);
+  // For tests: [plans held, plans built since the process began]; the number of threads in a parallel run.
+  m.def("_plan_cache_counts() -> int[]", &plan_cache_counts);
+  m.def("_threads_of_parallel_run(int num_tasks) -> int", &threads_of_parallel_run);
+}
+
+}  // namespace ringspan::binding

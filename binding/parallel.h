@@ -1,0 +1,17 @@
+// PyTorch's own threads for our kernels: a process never has two pools.
+#pragma once
+
+#include "ringspan/base/parallel.h"
+
+namespace ringspan::binding {
+
+// Inside a parallel region of PyTorch it runs on the calling thread.
+class TorchParallel final : public Parallel {
+ public:
+  int num_threads() const override;
+  void run(int num_tasks, const std::function<void(int)>& task) const override;
+};
+
+const Parallel& torch_parallel();
+
+}  // namespace ringspan::binding

@@ -1,0 +1,27 @@
+// Between at::Tensor and the core's types: dtypes, layouts, views. Nothing is copied.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "ringspan/base/dtype.h"
+#include "ringspan/view/tensor_view.h"
+
+namespace ringspan::binding {
+
+at::ScalarType torch_dtype(DType dtype);
+// Error naming the argument where its dtype is not offered.
+DType core_dtype(const char* name, const at::Tensor& tensor);
+
+// Shape of a [batch, heads, rows, dim] activation in `layout`.
+std::vector<int64_t> shape_in(Layout layout, int64_t batch, int64_t heads, int64_t rows, int64_t dim);
+// The [batch, heads, rows, dim] view of a tensor in `layout`.
+at::Tensor as_bnsd(const at::Tensor& tensor, Layout layout, int64_t heads);
+
+// Over the memory of a [batch, heads, rows, dim] tensor, or of statistics [batch, heads, rows].
+ConstTensorView const_view(const at::Tensor& tensor);
+TensorView mutable_view(const at::Tensor& tensor);
+
+}  // namespace ringspan::binding

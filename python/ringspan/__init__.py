@@ -1,0 +1,34 @@
+"""Exact attention over a sequence that no single worker holds.
+
+smap = rs.ShardMap.head_tail(seq_len, world_size)
+q, k, v = (smap.shard(t, rank, dim=2) for t in (q, k, v))
+out = rs.attention(q, k, v, mask=rs.causal(), shard_map=smap, group=group)
+"""
+
+import ringspan._ops  # noqa: F401  loads the library and registers its rules
+from ringspan.attention import attention
+from ringspan.errors import PeerError
+from ringspan.loss import masked_mean_loss
+from ringspan.masks import Mask, bands, causal, chunked, documents, full, prefix, window
+from ringspan.plan import Plan, RankPlan, plan
+from ringspan.shard_map import ShardMap
+from ringspan.stats import Stats
+
+__all__ = [
+    "Mask",
+    "PeerError",
+    "Plan",
+    "RankPlan",
+    "ShardMap",
+    "Stats",
+    "attention",
+    "bands",
+    "causal",
+    "chunked",
+    "documents",
+    "full",
+    "masked_mean_loss",
+    "plan",
+    "prefix",
+    "window",
+]

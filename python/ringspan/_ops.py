@@ -1,0 +1,64 @@
+"""Loads the C++ library, which defines the ops `torch.ops.ringspan.*`, and teaches PyTorch's modes about them."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed
+
+if torch.distributed.is_available():
+    # The shapes of the functional collectives, which the C++ ring calls, are defined in here.
+    import torch.distributed._functional_collectives
+
+
+def _load_library() -> None:
+    """Find `_C` beside this file, or where an editable install keeps it, and load it."""
+    spec = importlib.util.find_spec("ringspan._C")
+    if spec is None or spec.origin is None:
+        raise ImportError("ringspan's compiled part (_C) is missing; install the package with pip, or run `make build`")
+    torch.ops.load_library(spec.origin)
+
+
+def _rule_of_visible(visible: torch._ops.OpOverload) -> Callable[..., Any]:
+    """Make the rule by which CommDebugMode sees the collectives inside an op.
+
+    `visible` runs the same C++ code as the op. CommDebugMode would call the op with itself switched off, and so count
+    nothing inside; the rule switches it on again around `visible`.
+    """
+    from torch.distributed.tensor import DTensor
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    def rule(
+        mode: TorchDispatchMode, func: Any, types: tuple[type, ...], args: tuple = (), kwargs: dict | None = None
+    ) -> Any:
+        if any(issubclass(kind, DTensor) for kind in types):
+            return NotImplemented
+        # Not `with mode`: CommDebugMode's own __enter__ forgets what it has counted.
+        TorchDispatchMode.__enter__(mode)
+        try:
+            return visible.decompose(*args, **(kwargs or {}))
+        finally:
+            TorchDispatchMode.__exit__(mode, None, None, None)
+
+    return rule
+
+
+def _register_rules() -> None:
+    if not torch.distributed.is_available():
+        return
+    from torch.distributed.tensor.debug import CommDebugMode
+
+    ops = torch.ops.ringspan
+    for op, visible in (
+        (ops.attention, ops.attention),
+        (ops.attention_forward, ops._visible_attention_forward),
+        (ops.attention_backward, ops._visible_attention_backward),
+    ):
+        torch.library.register_torch_dispatch(op.default, CommDebugMode, _rule_of_visible(visible.default))
+
+
+_load_library()
+_register_rules()

@@ -1,0 +1,121 @@
+"""`attention`: exact attention over a sequence that is split over the ranks of a group."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ringspan.call import Choices, check_choices, encode_local_call, read_sizes, resolve_scale
+from ringspan.group import Group, name_and_world, tell_peers
+from ringspan.masks import Full, Mask
+from ringspan.shard_map import ShardMap
+from ringspan.stats import Stats
+from ringspan.support import DTYPES, check_offered
+
+_FULL = Full()
+_DTYPES = tuple(getattr(torch, name) for name in DTYPES)
+
+
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    mask: Mask = _FULL,
+    shard_map: ShardMap | None = None,
+    kv_shard_map: ShardMap | None = None,
+    group: Group = None,
+    layout: str = "BNSD",
+    num_heads: int | None = None,
+    scale: float | None = None,
+    attn_mask: Tensor | None = None,
+    bias: Any = None,
+    sink: Tensor | None = None,
+    softcap: float | None = None,
+    dropout_p: float = 0.0,
+    seed: Tensor | int | None = None,
+    offset: int = 0,
+    head_offset: int = 0,
+    batch_offset: int = 0,
+    schedule: Any = "auto",
+    exchange: str = "auto",
+    return_stats: bool = False,
+    assume_agreed: bool = False,
+) -> Tensor | tuple[Tensor, Stats]:
+    """Softmax attention of this rank's queries over the keys and values of all ranks of `group`.
+
+    query [B, N, Sq, Dqk], key [B, Nkv, Skv, Dqk], value [B, Nkv, Skv, Dv] (layout BNSD) are this rank's shards; also
+    BSND, BSH and SBH (the last two need `num_heads`, the query heads). Nkv divides N. fp32, bf16, fp16 or fp64, alike;
+    under autocast the autocast dtype. Returns this rank's [B, N, Sq, Dv] in the same layout and dtype, with
+    `return_stats` also `Stats`. Differentiable in query, key and value, once.
+
+    mask: which pairs take part, by global positions (`causal()`, `window(...)`, ...).
+    shard_map: who holds which positions; None = contiguous and equal: the whole sequence is the local length times the
+        number of ranks, and other lengths on another rank are refused. For lengths that the group does not divide, give
+        ShardMap.contiguous(seq_len, world). kv_shard_map: the same for key and value; None = as `shard_map`.
+    group: a ProcessGroup, a DeviceMesh of one axis, or None for one rank.
+    scale: factor of q.k; None = 1/sqrt(Dqk).
+    exchange: how the ring posts its messages: "all_to_all" ("auto"), "p2p" or "all_gather".
+    assume_agreed: skip the check that all ranks make the same call. A mismatch is then undefined.
+    offset, head_offset, batch_offset: where this call's dropout draws begin; without dropout they change nothing.
+
+    Raises ValueError for a bad argument and NotImplementedError for one that is not offered (docs/python.md has the
+    table), both before anything is sent and on every rank; PeerError for a lost or stalled peer.
+    """
+    group_name, world = name_and_world(group)
+    try:
+        for name, given in (("attn_mask", attn_mask), ("bias", bias), ("sink", sink), ("softcap", softcap)):
+            check_offered(name, given)
+        check_offered("dropout_p", dropout_p)
+        check_offered("seed", seed)
+        for name, given in (("offset", offset), ("head_offset", head_offset), ("batch_offset", batch_offset)):
+            if not isinstance(given, int | torch.SymInt) or given < 0:
+                raise ValueError(f"{name} is {given!r}; give a whole number >= 0")
+        choices = Choices(mask, shard_map, kv_shard_map, layout, num_heads, scale, schedule, exchange)
+        check_choices(choices)
+        _check_tensors(query, key, value)
+        sizes = read_sizes(query.shape, key.shape, value.shape, layout, num_heads)
+        spec, tables = encode_local_call(sizes, choices, world)
+    except (ValueError, NotImplementedError) as error:
+        if not assume_agreed:
+            tell_peers(group_name, error)
+        raise
+    out, row_max, row_sum, lse = torch.ops.ringspan.attention(
+        query,
+        key,
+        value,
+        spec,
+        tables,
+        resolve_scale(scale, sizes.qk_dim),
+        layout,
+        sizes.q_heads,
+        group_name,
+        schedule,
+        exchange,
+        assume_agreed,
+    )
+    return (out, Stats(row_max, row_sum, lse)) if return_stats else out
+
+
+def _check_tensors(query: Tensor, key: Tensor, value: Tensor) -> None:
+    named = (("query", query), ("key", key), ("value", value))
+    for name, tensor in named:
+        if not isinstance(tensor, Tensor):
+            raise ValueError(f"{name} is of {type(tensor).__name__}; give a tensor")
+        if tensor.dtype not in _DTYPES:
+            raise ValueError(f"{name} is of {tensor.dtype}; give one of {', '.join(DTYPES)}")
+        if tensor.device != query.device:
+            raise ValueError(f"{name} lies on {tensor.device}, query on {query.device}; put them on one device")
+    check_offered("device", query.device.type)
+    for name, tensor in named:
+        if _dtype_of_call(tensor) != _dtype_of_call(query):
+            raise ValueError(f"{name} is of {tensor.dtype}, query of {query.dtype}; the three must be alike")
+
+
+def _dtype_of_call(tensor: Tensor) -> torch.dtype:
+    """What the op computes in: autocast takes all but fp64 to its own dtype."""
+    if torch.is_autocast_enabled("cpu") and tensor.dtype != torch.float64:
+        return torch.get_autocast_dtype("cpu")
+    return tensor.dtype

@@ -1,0 +1,201 @@
+"""From the arguments of one call to what crosses the dispatcher: checked sizes, `spec` and `tables`.
+
+Shared by `attention` (sizes of local shards) and `plan` (sizes of whole sequences).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from ringspan.masks import Frame, Mask
+from ringspan.shard_map import CONTIGUOUS, ShardMap
+from ringspan.support import EXCHANGES, LAYOUTS, SCHEDULES, check_offered
+
+SPEC_VERSION = 1
+MAX_HEAD_DIM = 768
+_AXES = {"BNSD": (0, 1, 2), "BSND": (0, 2, 1), "BSH": (0, None, 1), "SBH": (1, None, 0)}  # batch, heads, rows
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Sizes of query, key and value once the layout is taken off. Rows are those of the tensors given."""
+
+    batch: int
+    q_heads: int
+    kv_heads: int
+    q_rows: int
+    kv_rows: int
+    qk_dim: int
+    v_dim: int
+
+
+@dataclass(frozen=True)
+class Choices:
+    """The arguments that are no tensor, as the caller gave them."""
+
+    mask: Mask
+    shard_map: ShardMap | None
+    kv_shard_map: ShardMap | None
+    layout: str
+    num_heads: int | None
+    scale: float | None
+    schedule: Any
+    exchange: str
+
+
+def check_choices(choices: Choices) -> None:
+    """Raises ValueError for an argument that is wrong by itself, NotImplementedError for one not offered."""
+    check_offered("layout", choices.layout)
+    if choices.layout not in LAYOUTS:
+        raise ValueError(f"layout is {choices.layout!r}; give one of {', '.join(LAYOUTS)}")
+    if not isinstance(choices.mask, Mask):
+        raise ValueError(f"mask is of {type(choices.mask).__name__}; give a mask such as ringspan.causal()")
+    for name, smap in (("shard_map", choices.shard_map), ("kv_shard_map", choices.kv_shard_map)):
+        if smap is not None and not isinstance(smap, ShardMap):
+            raise ValueError(f"{name} is of {type(smap).__name__}; give a ShardMap or None")
+    if choices.scale is not None:
+        if isinstance(choices.scale, bool) or not isinstance(choices.scale, int | float):
+            raise ValueError(f"scale is {choices.scale!r}; give a number, or None for 1/sqrt(head dim)")
+        if not math.isfinite(choices.scale):
+            raise ValueError(f"scale is {choices.scale}; it must be finite (None gives 1/sqrt(head dim))")
+    check_offered("schedule", choices.schedule)
+    if choices.schedule not in SCHEDULES:
+        raise ValueError(f"schedule is {choices.schedule!r}; give one of {', '.join(SCHEDULES)}")
+    if choices.exchange not in EXCHANGES:
+        raise ValueError(f"exchange is {choices.exchange!r}; give one of {', '.join(EXCHANGES)}")
+
+
+def read_sizes(
+    query: Sequence[int], key: Sequence[int], value: Sequence[int], layout: str, num_heads: int | None
+) -> Sizes:
+    """Takes the three shapes apart by `layout`. Raises ValueError, with both values, where they do not fit together."""
+    batch_axis, head_axis, row_axis = _AXES[layout]
+    shapes = {"query": query, "key": key, "value": value}
+    dims = 3 if head_axis is None else 4
+    for name, shape in shapes.items():
+        if len(shape) != dims:
+            raise ValueError(f"{name} has {len(shape)} dimensions, but layout {layout} needs {dims}")
+        _check_equal("batch size", name, shape[batch_axis], query[batch_axis])
+    _check_equal("number of rows", "value", value[row_axis], key[row_axis], "key")
+    if num_heads is not None and (isinstance(num_heads, bool) or not num_heads > 0):
+        raise ValueError(f"num_heads is {num_heads!r}; give the number of query heads, at least 1")
+    if head_axis is None:
+        heads, dim, kv_heads, v_dim = _split_hidden(query[2], key[2], value[2], layout, num_heads)
+    else:
+        heads, dim, kv_heads, v_dim = query[head_axis], query[3], key[head_axis], value[3]
+        _check_equal("head dim", "key", key[3], dim)
+        _check_equal("number of heads", "value", value[head_axis], kv_heads, "key")
+        if num_heads is not None and num_heads != heads:
+            raise ValueError(f"num_heads is {num_heads}, but query has {heads} heads in layout {layout}; leave it out")
+    sizes = Sizes(query[batch_axis], heads, kv_heads, query[row_axis], key[row_axis], dim, v_dim)
+    _check_positive(sizes)
+    return sizes
+
+
+def resolve_scale(scale: float | None, qk_dim: int) -> float:
+    """1/sqrt(qk_dim) where none was given; a float in any case (a symbolic head dim becomes a constant)."""
+    return 1.0 / math.sqrt(int(qk_dim)) if scale is None else float(scale)
+
+
+def encode_local_call(sizes: Sizes, choices: Choices, world: int) -> tuple[list[int], list[Tensor]]:
+    """`spec` and `tables` of a call whose sizes are those of one shard.
+
+    Without maps the global lengths are the local ones times `world`: exact where all shards are equal; ranks with
+    another length disagree in `spec`, which the agreement refuses on every rank.
+    """
+    q_map, kv_map = _maps(choices, world)
+    q_len = sizes.q_rows * world if q_map is None else q_map.seq_len
+    kv_len = sizes.kv_rows * world if kv_map is None else kv_map.seq_len
+    if world == 1:
+        for name, rows, smap in (("query", sizes.q_rows, q_map), ("key", sizes.kv_rows, kv_map)):
+            if smap is not None and rows != smap.local_rows(0):
+                raise ValueError(f"{name} has {rows} rows, but its map gives this rank {smap.local_rows(0)}")
+    return _encode(sizes.batch, q_len, kv_len, q_map, kv_map, choices, world)
+
+
+def encode_global_call(sizes: Sizes, choices: Choices, world: int) -> tuple[list[int], list[Tensor]]:
+    """`spec` and `tables` of a call whose sizes are those of the whole sequences."""
+    q_map, kv_map = _maps(choices, world)
+    for name, rows, smap in (("query", sizes.q_rows, q_map), ("key", sizes.kv_rows, kv_map)):
+        if smap is not None and rows != smap.seq_len:
+            raise ValueError(f"{name} has {rows} positions, but its map splits {smap.seq_len}; give whole sequences")
+    return _encode(sizes.batch, sizes.q_rows, sizes.kv_rows, q_map, kv_map, choices, world)
+
+
+def _maps(choices: Choices, world: int) -> tuple[ShardMap | None, ShardMap | None]:
+    q_map = choices.shard_map
+    kv_map = q_map if choices.kv_shard_map is None else choices.kv_shard_map
+    for name, smap in (("shard_map", q_map), ("kv_shard_map", kv_map)):
+        if smap is not None and smap.world_size != world:
+            raise ValueError(
+                f"{name} splits over {smap.world_size} ranks, but the group has {world}; pass the group that the map "
+                "was made for"
+            )
+    return q_map, kv_map
+
+
+def _encode(
+    batch: int,
+    q_len: int,
+    kv_len: int,
+    q_map: ShardMap | None,
+    kv_map: ShardMap | None,
+    choices: Choices,
+    world: int,
+) -> tuple[list[int], list[Tensor]]:
+    mask = choices.mask
+    lists = (("mask", mask), ("shard_map", q_map), ("kv_shard_map", kv_map))
+    for name, thing in lists:
+        if thing is None:
+            continue
+        count = mask.num_lists() if thing is mask else thing.num_lists
+        if count not in (1, batch):
+            raise ValueError(
+                f"{name} describes {count} batch entries, but query has {batch}; give one for all, or {batch}"
+            )
+    tables: list[Tensor] = []
+    q_words = [CONTIGUOUS, 0] if q_map is None else q_map.encode(tables)
+    own_kv_words = kv_map is not None and kv_map is not q_map
+    kv_words = kv_map.encode(tables) if own_kv_words else q_words if kv_map is q_map else [CONTIGUOUS, 0]
+    frame = Frame(q_len, kv_len, q_map is not None and kv_map is not None)
+    words = mask.encode(frame, tables)
+    return [SPEC_VERSION, world, batch, q_len, kv_len, *q_words, *kv_words, *words], tables
+
+
+def _check_equal(what: str, name: str, value: int, expected: int, other: str = "query") -> None:
+    if value != expected:
+        raise ValueError(f"{what} of {name} is {value}, but that of {other} is {expected}; they must agree")
+
+
+def _split_hidden(
+    q_hidden: int, k_hidden: int, v_hidden: int, layout: str, num_heads: int | None
+) -> tuple[int, int, int, int]:
+    if num_heads is None:
+        raise ValueError(f"layout {layout} does not show the heads of a hidden size of {q_hidden}; give num_heads")
+    if q_hidden % num_heads != 0 or q_hidden == 0:
+        raise ValueError(f"query has a hidden size of {q_hidden}, which num_heads {num_heads} does not divide")
+    dim = q_hidden // num_heads
+    if k_hidden % dim != 0 or k_hidden == 0:
+        raise ValueError(f"key has a hidden size of {k_hidden}, which the head dim {dim} of query does not divide")
+    kv_heads = k_hidden // dim
+    if v_hidden % kv_heads != 0:
+        raise ValueError(f"value has a hidden size of {v_hidden}, which the {kv_heads} heads of key do not divide")
+    return num_heads, dim, kv_heads, v_hidden // kv_heads
+
+
+def _check_positive(sizes: Sizes) -> None:
+    for name, value in (("batch entries", sizes.batch), ("query heads", sizes.q_heads), ("key heads", sizes.kv_heads)):
+        if value < 1:
+            raise ValueError(f"the number of {name} is {value}; it must be at least 1")
+    for name, value in (("query and key", sizes.qk_dim), ("value", sizes.v_dim)):
+        if not 1 <= value <= MAX_HEAD_DIM:
+            raise ValueError(f"the head dim of {name} is {value}; it must be in 1..{MAX_HEAD_DIM}")
+    if sizes.q_heads % sizes.kv_heads != 0:
+        raise ValueError(
+            f"query has {sizes.q_heads} heads, key has {sizes.kv_heads}; query heads must be a multiple of key heads"
+        )

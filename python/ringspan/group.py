@@ -1,0 +1,34 @@
+"""Process groups as the dispatcher ops know them: by name."""
+
+from __future__ import annotations
+
+import torch
+from torch.distributed import ProcessGroup
+from torch.distributed.device_mesh import DeviceMesh
+
+Group = ProcessGroup | DeviceMesh | None
+
+
+def name_and_world(group: Group) -> tuple[str, int]:
+    """The registered name of `group` ("" for None, one rank) and its number of ranks.
+
+    Raises ValueError for a mesh of more than one axis, for a group that this process is no member of and for any
+    other object.
+    """
+    if group is None:
+        return "", 1
+    if isinstance(group, DeviceMesh):
+        if group.ndim != 1:
+            raise ValueError(f"group is a DeviceMesh of {group.ndim} axes; give one of 1 axis, such as mesh['cp']")
+        group = group.get_group()
+    if not isinstance(group, ProcessGroup):
+        raise ValueError(
+            f"group is {group!r}; give a ProcessGroup that this process belongs to, a DeviceMesh of one axis, or None"
+        )
+    return group.group_name, group.size()
+
+
+def tell_peers(group_name: str, error: Exception) -> None:
+    """Publishes why this rank makes no call, so that its peers raise too. Traced code publishes nothing."""
+    if group_name and not torch.compiler.is_compiling():
+        torch.ops.ringspan._refuse(group_name, str(error))

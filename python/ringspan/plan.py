@@ -1,0 +1,159 @@
+"""`plan`: what a call would compute and send, without running it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from ringspan.call import Choices, check_choices, encode_global_call, read_sizes, resolve_scale
+from ringspan.group import Group, name_and_world
+from ringspan.masks import Full, Mask
+from ringspan.shard_map import ShardMap
+from ringspan.support import DTYPES, check_offered
+
+_FULL = Full()
+_DTYPE_NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.float64: "fp64"}
+_WHOLE = -1  # the rank that stands for all ranks
+
+
+@dataclass(frozen=True)
+class SentBytes:
+    """Bytes that one rank sends; the agreement is not counted."""
+
+    forward: int
+    backward: int
+
+
+@dataclass(frozen=True)
+class RankPlan:
+    """One rank's part of a plan: `forward` and `backward` are its steps, plain numbers as in `to_json()`."""
+
+    rank: int
+    sent_bytes: SentBytes
+    _json: str = field(repr=False)
+    _text: str = field(repr=False)
+
+    @property
+    def forward(self) -> list[dict[str, Any]]:
+        """The steps of the forward pass, each with its tiles and transfers."""
+        return json.loads(self._json)["forward"]
+
+    @property
+    def backward(self) -> list[dict[str, Any]]:
+        """The steps of the backward pass."""
+        return json.loads(self._json)["backward"]
+
+    def to_json(self) -> str:
+        """Everything in this part, as JSON."""
+        return self._json
+
+    def __str__(self) -> str:
+        return self._text
+
+
+class Plan:
+    """Every rank's part of one call. Built rank by rank when asked; holds no tensor of data, group or device."""
+
+    def __init__(self, world_size: int, question: tuple) -> None:
+        self.world_size = world_size
+        self._question = question
+
+    def rank(self, rank: int) -> RankPlan:
+        """The part of `rank`, its place in the group. ValueError outside 0..world_size-1."""
+        if not 0 <= rank < self.world_size:
+            raise ValueError(f"rank {rank} is outside a plan of {self.world_size} ranks")
+        forward, backward = self._ask(torch.ops.ringspan._sent_bytes, rank)
+        text = self._ask(torch.ops.ringspan._plan_text, rank)
+        return RankPlan(rank, SentBytes(forward, backward), self._ask(torch.ops.ringspan._plan_json, rank), text)
+
+    def sent_bytes(self, rank: int) -> SentBytes:
+        """Bytes that `rank` sends."""
+        return self.rank(rank).sent_bytes
+
+    def to_json(self) -> str:
+        """All ranks' parts, as JSON."""
+        return self._ask(torch.ops.ringspan._plan_json, _WHOLE)
+
+    def __str__(self) -> str:
+        return self._ask(torch.ops.ringspan._plan_text, _WHOLE)
+
+    def ledger(self) -> NoReturn:
+        """Time and bytes by kind. Not offered yet."""
+        raise NotImplementedError("Plan.ledger is not offered yet; sent_bytes(rank) and to_json() exist")
+
+    def simulate(self, machine: Any) -> NoReturn:
+        """Time on a machine. Not offered yet."""
+        raise NotImplementedError("Plan.simulate is not offered yet; to_json() has the steps")
+
+    def save_trace(self, path: str) -> NoReturn:
+        """A timeline file. Not offered yet."""
+        raise NotImplementedError("Plan.save_trace is not offered yet; to_json() has the steps")
+
+    def plot(self, path: str) -> NoReturn:
+        """A picture of the steps. Not offered yet."""
+        raise NotImplementedError("Plan.plot is not offered yet; str(plan) prints the steps")
+
+    def _ask(self, op: Any, rank: int) -> Any:
+        return op(*self._question, rank)
+
+
+def plan(
+    query: Sequence[int],
+    key: Sequence[int],
+    value: Sequence[int],
+    *,
+    dtype: torch.dtype = torch.float32,
+    mask: Mask = _FULL,
+    shard_map: ShardMap | None = None,
+    kv_shard_map: ShardMap | None = None,
+    world_size: int | None = None,
+    group: Group = None,
+    layout: str = "BNSD",
+    num_heads: int | None = None,
+    scale: float | None = None,
+    attn_mask: Tensor | None = None,
+    bias: Any = None,
+    sink: Tensor | None = None,
+    softcap: float | None = None,
+    dropout_p: float = 0.0,
+    schedule: Any = "auto",
+    exchange: str = "auto",
+) -> Plan:
+    """The plan of `attention` with these arguments, for every rank.
+
+    query, key, value: sizes of the *whole* sequences in `layout`, such as (1, 8, 4096, 64). The number of ranks comes
+    from `world_size`, else from the map, else from `group`, else it is 1. Raises what `attention` raises.
+    """
+    for name, given in (("attn_mask", attn_mask), ("bias", bias), ("sink", sink), ("softcap", softcap)):
+        check_offered(name, given)
+    check_offered("dropout_p", dropout_p)
+    choices = Choices(mask, shard_map, kv_shard_map, layout, num_heads, scale, schedule, exchange)
+    check_choices(choices)
+    if dtype not in _DTYPE_NAMES:
+        raise ValueError(f"dtype is {dtype}; give one of {', '.join(DTYPES)}")
+    sizes = read_sizes(tuple(query), tuple(key), tuple(value), layout, num_heads)
+    given_map = shard_map or kv_shard_map
+    if world_size is None:
+        world_size = name_and_world(group)[1] if given_map is None or group is not None else given_map.world_size
+    if world_size < 1:
+        raise ValueError(f"world_size is {world_size}; give the number of ranks, at least 1")
+    spec, tables = encode_global_call(sizes, choices, world_size)
+    question = (
+        spec,
+        tables,
+        sizes.q_heads,
+        sizes.kv_heads,
+        sizes.qk_dim,
+        sizes.v_dim,
+        _DTYPE_NAMES[dtype],
+        resolve_scale(scale, sizes.qk_dim),
+        layout,
+        schedule,
+        exchange,
+    )
+    return Plan(world_size, question)

@@ -1,0 +1,145 @@
+"""Four real processes over gloo, started once and handed jobs by name.
+
+A job is a function `job(group, **arguments)` of a module on the tests' path, named "module:function". It runs on ranks
+0..world-1, each with the group of exactly those ranks, and its result comes back as a list in rank order. A job that
+raises, or that takes longer than the watchdog allows, ends the processes; the next job finds fresh ones.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import faulthandler
+import importlib
+import multiprocessing
+import os
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+SIZE = 4
+WATCHDOG_S = 60
+GROUP_TIMEOUT = datetime.timedelta(seconds=40)
+_PATHS = [str(Path(__file__).parent), str(Path(__file__).parent.parent / "python")]
+
+
+class Pool:
+    """Starts its processes at the first job."""
+
+    def __init__(self) -> None:
+        # A fork of a server that has imported torch and started no thread: one import for all processes of a session.
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload(["torch", "torch.distributed", "ringspan"])
+        self._workers: list[tuple[Any, Connection]] = []
+        self._folder = tempfile.TemporaryDirectory(prefix="ringspan-pool-")
+        self._store: Any = None
+
+    def run(
+        self, job: str, world: int, *, watchdog_s: float = WATCHDOG_S, may_die: tuple[int, ...] = (), **arguments: Any
+    ) -> list[Any]:
+        """Runs `job` on `world` ranks. AssertionError with every rank's traceback if one raises or the time is up.
+
+        The processes of ranks in `may_die` may end (their result is how); fresh ones are started afterwards.
+        """
+        self._start()
+        members = self._workers[:world]
+        for _, pipe in members:
+            pipe.send((job, world, arguments))
+        answers = self._collect(members, time.monotonic() + watchdog_s)
+        failures = [
+            f"rank {rank}: {text}" for rank, (good, text) in enumerate(answers) if not good and rank not in may_die
+        ]
+        if failures or may_die:
+            self.stop()
+        if failures:
+            raise AssertionError(f"{job} failed\n" + "\n".join(failures))
+        return [value for _, value in answers]
+
+    def stop(self) -> None:
+        """Ends the processes of this pool."""
+        for process, pipe in self._workers:
+            pipe.close()
+            process.kill()
+            process.join()
+        self._workers = []
+        self._store = None
+
+    def _start(self) -> None:
+        if self._workers:
+            return
+        import torch.distributed as dist
+
+        self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        for rank in range(SIZE):
+            ours, theirs = self._context.Pipe()
+            process = self._context.Process(
+                target=_serve, args=(theirs, rank, self._store.port, self._stacks(rank)), daemon=True
+            )
+            process.start()
+            theirs.close()
+            self._workers.append((process, ours))
+        for good, text in self._collect(self._workers, time.monotonic() + WATCHDOG_S):
+            assert good, text
+
+    def _stacks(self, rank: int) -> str:
+        return os.path.join(self._folder.name, f"stacks-{rank}")
+
+    def _collect(self, members: list, deadline: float) -> list[tuple[bool, Any]]:
+        answers: dict[int, tuple[bool, Any]] = {}
+        pending = {pipe: rank for rank, (_, pipe) in enumerate(members)}
+        while pending:
+            ready = wait(list(pending), timeout=max(0.0, deadline - time.monotonic()))
+            if not ready:
+                break
+            for pipe in ready:
+                rank = pending.pop(pipe)
+                try:
+                    answers[rank] = pipe.recv()
+                except (EOFError, ConnectionError):
+                    members[rank][0].join(5)
+                    answers[rank] = False, f"the process ended with status {members[rank][0].exitcode}"
+        for rank in pending.values():
+            answers[rank] = False, "no answer in time\n" + self._stack_of(members[rank][0], rank)
+        return [answers[rank] for rank in range(len(members))]
+
+    def _stack_of(self, process: Any, rank: int) -> str:
+        with contextlib.suppress(OSError):
+            os.kill(process.pid, signal.SIGUSR1)
+            time.sleep(0.5)
+        path = Path(self._stacks(rank))
+        return path.read_text() if path.exists() else ""
+
+
+def _serve(pipe: Connection, rank: int, port: int, stacks: str) -> None:
+    """A worker's life: join the groups, then answer jobs until the pipe closes."""
+    sys.path[:0] = _PATHS
+    import torch
+    import torch.distributed as dist
+
+    log = open(stacks, "w")  # noqa: SIM115  open as long as the process lives
+    faulthandler.register(signal.SIGUSR1, file=log, all_threads=True)
+    torch.set_num_threads(1)
+    try:
+        store = dist.TCPStore("127.0.0.1", port, is_master=False)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=SIZE, timeout=GROUP_TIMEOUT)
+        groups = {world: dist.new_group(range(world), timeout=GROUP_TIMEOUT) for world in range(1, SIZE + 1)}
+        pipe.send((True, None))
+    except Exception:
+        pipe.send((False, traceback.format_exc()))
+        return
+    while True:
+        try:
+            job, world, arguments = pipe.recv()
+        except EOFError:
+            return
+        try:
+            module, function = job.split(":")
+            value = getattr(importlib.import_module(module), function)(groups[world], **arguments)
+            pipe.send((True, value))
+        except Exception:
+            pipe.send((False, traceback.format_exc()))

@@ -1,0 +1,183 @@
+"""Faults that users of other libraries met, as tests: the numeric ones (A01 to A12, A19, A21, A22)."""
+
+from __future__ import annotations
+
+import judge
+import numpy as np
+import oracle
+import pytest
+import torch
+from cases import Case
+
+EXCHANGES = ["all_to_all", "all_gather", "p2p"]
+
+
+def by_exchange(*cases: Case) -> list[Case]:
+    """Each case with each exchange."""
+    return [case.but(exchange=exchange) for case in cases for exchange in EXCHANGES]
+
+
+@pytest.mark.parametrize("world", [2, 3, 4])
+def test_a01_odd_lengths_in_closed_form(pool, world):
+    assert max(pool.run("user_jobs:odd_lengths", world)) <= 1e-6
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 4])
+def test_a02_padding_between_documents(pool, world):
+    mask = ("ids", (1, 1, 1, 0, 2, 2, 0, 0))
+    case = Case(mask, seq_len=8, q_heads=2, kv_heads=1, seed=2, lse_grad=False)
+    judge.check(pool, world, by_exchange(case, case.but(split=("head_tail",))))
+    expected = oracle.attend(*oracle.draw(2, 8, 2, 1, 8)[:3], oracle.keep_of(mask, 8, 8))
+    assert (expected.out[:, :, [3, 6, 7]] == 0).all()
+    assert abs(np.abs(expected.out[:, :, 5]).max() - 1.81) < 0.01
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("world", [1, 2, 3, 4])
+def test_a03_short_and_empty_pieces(pool, world, dtype):
+    short = Case(("ids", (1, 1, 0, 0, 0, 0, 0, 0)), ("head_tail",), seq_len=8, dtype=dtype)
+    tiny = Case(("causal",), ("head_tail",), seq_len=4, q_heads=1, kv_heads=1, qk_dim=4, v_dim=4, dtype=dtype)
+    one_token = Case(("full",), ("contiguous",), seq_len=1, dtype=dtype)
+    judge.check(pool, world, by_exchange(short, tiny, one_token))
+    assert pool.run("user_jobs:short_documents", world, dtype=dtype) == [[True] * 4] * world
+
+
+@pytest.mark.parametrize("world", [1, 2, 4])
+def test_a04_a_rank_of_padding_only(pool, world):
+    case = Case(("ids", (1, 1, 1, 1, 0, 0, 0, 0)), seq_len=8, q_heads=2, kv_heads=2, seed=4)
+    everything = case.but(mask=("ids", (0,) * 8))
+    judge.check(pool, world, by_exchange(case, everything))
+    half = oracle.draw(4, 8, 2, 2, 8)
+    expected = oracle.attend(*(array[:, :, :4] for array in half[:3]), oracle.keep_of(("causal",), 4, 4))
+    whole = oracle.attend(*half[:3], oracle.keep_of(case.mask, 8, 8))
+    assert np.abs(whole.out[:, :, :4] - expected.out).max() < 1e-14
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a05_merge_of_far_apart_scores(pool, dtype):
+    for answer in pool.run("user_jobs:far_apart_scores", 2, dtype=dtype):
+        assert answer["out"] <= (1e-6 if dtype == "float32" else 2.0**-8)
+        assert answer["lse"] <= 1e-6
+        assert answer["one_side_empty"] <= (1e-6 if dtype == "float32" else 2.0**-8)
+        assert answer["finite_gradients"]
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_a06_precision_of_partials(pool, dtype):
+    case = Case(
+        ("causal",), ("head_tail",), seq_len=512, q_heads=2, kv_heads=2, qk_dim=64, v_dim=64, dtype=dtype, seed=6
+    )
+    judge.check_rms_growth(pool, [2, 4], by_exchange(case), ("out", "dq", "dk", "dv"))
+
+
+@pytest.mark.parametrize("mask", [("causal",), ("full",)])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_a06_one_rank_is_as_precise_as_pytorch(pool, dtype, mask):
+    case = Case(mask, seq_len=512, q_heads=2, kv_heads=2, qk_dim=64, v_dim=64, dtype=dtype, seed=6)
+    ours = judge.rms_of(pool, 1, [case])[0]
+    theirs = pool.run("user_jobs:rms_of_pytorch", 1, case=case)[0]
+    for name in ("out", "dq", "dk", "dv"):
+        assert ours[name] <= theirs[name], f"{name}: {ours[name]} against {theirs[name]}"
+
+
+@pytest.mark.parametrize("world", [1, 2, 4])
+def test_a07_backward_reads_remote_keys(pool, world):
+    full = Case(("full",), seq_len=16, q_heads=2, kv_heads=2, seed=7)
+    judge.check(
+        pool, world, by_exchange(full, Case(("causal",), ("head_tail",), seq_len=16, q_heads=2, kv_heads=2, seed=7))
+    )
+
+
+@pytest.mark.parametrize("exchange", EXCHANGES)
+@pytest.mark.parametrize("world", [2, 4])
+def test_a07_a_remote_key_changes_local_gradients(pool, world, exchange):
+    assert all(pool.run("user_jobs:remote_key_matters", world, exchange=exchange))
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 4])
+def test_a08_documents_do_not_leak(pool, world):
+    ids = tuple(np.repeat([1, 2, 3, 4], [3, 5, 2, 6]).tolist())
+    case = Case(("ids", ids), seq_len=16, q_heads=2, kv_heads=1, seed=8)
+    judge.check(pool, world, by_exchange(case, case.but(split=("head_tail",)), case.but(split=("striped",))))
+    assert all(pool.run("user_jobs:other_document_is_unseen", world))
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 4])
+def test_a09_chunked_is_not_plain_causal(pool, world):
+    judge.check(pool, world, by_exchange(Case(("chunked", 4), seq_len=16, q_heads=2, kv_heads=1, seed=9)))
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 4])
+def test_a10_causal_on_the_cpu(pool, world):
+    cases = [
+        Case(("causal",), (split,), seq_len=seq_len, batch=batch, q_heads=heads, kv_heads=heads, seed=10)
+        for split in ("head_tail", "contiguous")
+        for seq_len in (8, 16)
+        for batch in (1, 2)
+        for heads in (2, 4)
+    ]
+    judge.check(pool, world, by_exchange(*cases))
+
+
+@pytest.mark.parametrize("split", ["contiguous", "head_tail", "striped"])
+@pytest.mark.parametrize("world", [1, 2, 3, 4])
+def test_a11_round_trip_with_positions(pool, world, split):
+    for answer in pool.run("user_jobs:rope_round_trip", world, split=split):
+        assert answer <= 1e-5
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 4])
+def test_a11_unshard_inverts_shard(pool, world):
+    assert all(pool.run("user_jobs:round_trips", world))
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 4])
+def test_a12_head_dims_and_scale(pool, world):
+    case = Case(("causal",), seq_len=8, qk_dim=24, v_dim=16, seed=12)
+    judge.check(pool, world, by_exchange(case, case.but(scale=0.31), case.but(scale=0.31, layout="BSH")))
+
+
+def test_a19_unequal_shards(pool):
+    case = Case(("causal",), seq_len=16, seed=19)
+    judge.check(pool, 4, by_exchange(case.but(split=("lengths", (3, 5, 2, 6)))))
+    judge.check(pool, 3, by_exchange(case.but(split=("lengths", (7, 0, 9)))))
+
+
+@pytest.mark.parametrize("split", ["contiguous", "head_tail", "striped"])
+def test_a19_a_length_that_nothing_divides(pool, split):
+    assert max(pool.run("user_jobs:prime_length", 4, split=split)) <= 5e-5
+
+
+def test_a21_striped(pool):
+    case = Case(("causal",), ("striped",), seq_len=16, q_heads=2, kv_heads=2, seed=21)
+    judge.check(
+        pool, 4, by_exchange(case, case.but(seq_len=19), case.but(seq_len=130), case.but(mask=("window", 3, 2)))
+    )
+    judge.check(pool, 3, by_exchange(case))
+    assert pool.run("user_jobs:striped_work", 1) == [[28, 32, 36, 40]]
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 4])
+def test_a22_queries_of_the_tail(pool, world):
+    rows = np.array_split(np.arange(4, 8), world)
+    tail = Case(
+        ("causal",),
+        ("positions", tuple(tuple(part.tolist()) for part in rows)),
+        ("contiguous",),
+        seq_len=8,
+        q_heads=2,
+        kv_heads=2,
+        seed=27,
+    )
+    judge.check(pool, world, by_exchange(tail, tail.but(kv_len=7)))
+
+
+def test_a22_without_positions_or_align_is_refused():
+    import ringspan as rs
+
+    q, k = torch.randn(1, 2, 4, 8), torch.randn(1, 2, 8, 8)
+    with pytest.raises(ValueError, match=r"ambiguous for 4 queries and 8 keys"):
+        rs.attention(q, k, k, mask=rs.causal())
+    expected = oracle.attend(*(x.double().numpy() for x in (q, k, k)), oracle.keep_of(("causal", "bottom_right"), 4, 8))
+    out = rs.attention(q, k, k, mask=rs.causal("bottom_right"))
+    assert oracle.error(out.double().numpy(), expected.out) <= 1e-5

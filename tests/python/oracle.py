@@ -1,0 +1,161 @@
+"""The judge: dense attention in float64 by NumPy. Shares no code with the product.
+
+Arrays are [B, N, S, D] in global order. `keep` is bool [B or 1, Sq, Skv]; a row that keeps nothing has out 0,
+lse -inf and gradients 0. Query head h uses KV head h // (N / Nkv).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+Array = np.ndarray
+
+
+@dataclass
+class Result:
+    """What attention gives: forward, and gradients where `dout` was given."""
+
+    out: Array
+    lse: Array
+    dq: Array | None = None
+    dk: Array | None = None
+    dv: Array | None = None
+
+
+def draw(seed: int, seq_len: int, q_heads: int, kv_heads: int, qk_dim: int, v_dim: int = 0, batch: int = 1) -> list:
+    """q, k, v, dout: standard normal, drawn in this order as [B, S, N, D], returned as [B, N, S, D]."""
+    generator = np.random.default_rng(seed)
+    shapes = [(q_heads, qk_dim), (kv_heads, qk_dim), (kv_heads, v_dim or qk_dim), (q_heads, v_dim or qk_dim)]
+    drawn = [generator.standard_normal((batch, seq_len, heads, dim)) for heads, dim in shapes]
+    return [np.ascontiguousarray(array.transpose(0, 2, 1, 3)) for array in drawn]
+
+
+def attend(
+    q: Array,
+    k: Array,
+    v: Array,
+    keep: Array,
+    dout: Array | None = None,
+    dlse: Array | None = None,
+    scale: float | None = None,
+) -> Result:
+    """Forward, and backward for the gradients `dout` of out and `dlse` of lse."""
+    group = q.shape[1] // k.shape[1]
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    wide_k, wide_v = np.repeat(k, group, axis=1), np.repeat(v, group, axis=1)
+    score = np.where(keep[:, None], scale * (q @ wide_k.swapaxes(-1, -2)), -np.inf)
+    peak = score.max(axis=-1, keepdims=True, initial=-np.inf)
+    peak = np.where(np.isfinite(peak), peak, 0.0)
+    weight = np.exp(score - peak)
+    total = weight.sum(axis=-1, keepdims=True)
+    probability = np.divide(weight, total, out=np.zeros_like(weight), where=total > 0)
+    with np.errstate(divide="ignore"):
+        lse = (np.log(total) + peak)[..., 0]
+    result = Result(probability @ wide_v, lse)
+    if dout is None:
+        return result
+    slope = dout @ wide_v.swapaxes(-1, -2) - (dout * result.out).sum(-1, keepdims=True)
+    if dlse is not None:
+        slope = slope + dlse[..., None]
+    dscore = probability * slope * scale
+    result.dq = dscore @ wide_k
+    result.dk = _sum_groups(dscore.swapaxes(-1, -2) @ q, group)
+    result.dv = _sum_groups(probability.swapaxes(-1, -2) @ dout, group)
+    return result
+
+
+def _sum_groups(array: Array, group: int) -> Array:
+    batch, heads, rows, dim = array.shape
+    return array.reshape(batch, heads // group, group, rows, dim).sum(2)
+
+
+def keep_of(rule: tuple, q_len: int, kv_len: int) -> Array:
+    """The bool matrix [B or 1, Sq, Skv] of a mask rule, pair by pair as the documentation defines it.
+
+    Rules: ("full",), ("causal", corner), ("window", left, right, corner), ("chunked", size), ("prefix", lengths),
+    ("ids", ids or rows of ids, inside rule), ("bands", rows), ("and", rule, rule), ("or", rule, rule). Corner and
+    inside may be left out: top left, causal. None as a window's side is open.
+    """
+    i, j = np.arange(q_len)[:, None], np.arange(kv_len)[None, :]
+    kind, rest = rule[0], rule[1:]
+    if kind in ("and", "or"):
+        first, second = (keep_of(part, q_len, kv_len) for part in rest)
+        return first & second if kind == "and" else first | second
+    if kind == "full":
+        return np.ones((1, q_len, kv_len), bool)
+    if kind == "causal":
+        shift = kv_len - q_len if rest[:1] == ("bottom_right",) else 0
+        return (j <= i + shift)[None]
+    if kind == "window":
+        shift = kv_len - q_len if rest[2:3] == ("bottom_right",) else 0
+        left, right = (np.inf if side is None else side for side in rest[:2])
+        return ((i + shift - left <= j) & (j <= i + shift + right))[None]
+    if kind == "chunked":
+        return ((i // rest[0] == j // rest[0]) & (j <= i))[None]
+    if kind == "prefix":
+        return np.stack([(j <= i) | (j < length) for length in rest[0]])
+    if kind == "bands":
+        keep = np.zeros((q_len, kv_len), bool)
+        for q0, q1, k0, k1, lo, hi in rest[0]:
+            low, high = -np.inf if lo is None else lo, np.inf if hi is None else hi
+            keep |= (q0 <= i) & (i < q1) & (k0 <= j) & (j < k1) & (low <= j - i) & (j - i <= high)
+        return keep[None]
+    rows = np.atleast_2d(np.asarray(rest[0]))
+    return np.stack([_documents(row, rest[1] if len(rest) > 1 else ("causal",)) for row in rows])
+
+
+def _documents(ids: Array, inside: tuple) -> Array:
+    keep = np.zeros((len(ids), len(ids)), bool)
+    for document in set(ids.tolist()) - {0}:
+        where = np.flatnonzero(ids == document)
+        keep[np.ix_(where, where)] = keep_of(inside, len(where), len(where))[0]
+    return keep
+
+
+def holdings(split: tuple, seq_len: int, world: int) -> list[Array]:
+    """Global positions of each rank's rows (-1 = padding).
+
+    Splits: ("contiguous",), ("head_tail",), ("striped",), ("lengths", lengths), ("positions", rows of positions).
+    """
+    kind, everything = split[0], np.arange(seq_len)
+    if kind == "positions":
+        return [np.asarray(row, dtype=np.int64) for row in split[1]]
+    if kind == "striped":
+        return [everything[everything % world == rank] for rank in range(world)]
+    if kind == "lengths":
+        return np.split(everything, np.cumsum(split[1])[:-1])
+    count = world if kind == "contiguous" else 2 * world
+    chunks = np.split(everything, [index * seq_len // count for index in range(1, count)])
+    if kind == "contiguous":
+        return chunks
+    return [np.concatenate([chunks[rank], chunks[2 * world - 1 - rank]]) for rank in range(world)]
+
+
+def take_rows(array: Array, positions: Array, axis: int = 2) -> Array:
+    """Rows of `array` at global positions; padding rows are 0."""
+    picked = np.take(array, np.maximum(positions, 0), axis=axis)
+    shape = [1] * array.ndim
+    shape[axis] = len(positions)
+    return np.where((positions >= 0).reshape(shape), picked, 0.0)
+
+
+def error(got: Array, expected: Array, reference: Array | None = None) -> float:
+    """Largest difference over the largest finite value of the reference; inf where infinities or nan differ."""
+    reference = expected if reference is None else reference
+    got, finite = np.asarray(got, np.float64), np.isfinite(expected)
+    if got.shape != expected.shape or not np.array_equal(got[~finite], expected[~finite]):
+        return np.inf
+    difference = np.abs(got[finite] - expected[finite]).max(initial=0.0)
+    if not np.isfinite(difference):
+        return np.inf
+    known = np.abs(reference[np.isfinite(reference)]).max(initial=0.0)
+    return float(difference) if known == 0 else float(difference / known)
+
+
+def rms(values: Sequence[Array]) -> float:
+    """Root mean square of all elements."""
+    flat = np.concatenate([np.asarray(value, np.float64).ravel() for value in values])
+    return float(np.sqrt(np.mean(flat**2)))

@@ -1,0 +1,127 @@
+"""Bad arguments: the right exception, with both values, before anything runs."""
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import ringspan as rs
+from ringspan import support
+
+Q, K, V = torch.randn(2, 4, 8, 16), torch.randn(2, 2, 8, 16), torch.randn(2, 2, 8, 8)
+HIDDEN = torch.randn(2, 8, 64)
+
+BAD = {
+    "no tensor": ({"query": [1.0]}, "list"),
+    "query of 3 dimensions": ({"query": Q[0]}, "3 dimensions.*BNSD needs 4"),
+    "key of 5 dimensions": ({"key": K[None]}, "5 dimensions.*needs 4"),
+    "whole numbers": ({"query": Q.int()}, "int32"),
+    "dtype mix": ({"key": K.double()}, "float64.*float32"),
+    "half mix": ({"value": V.half()}, "float16.*float32"),
+    "batch": ({"key": K[:1]}, "1.*2"),
+    "heads that do not divide": ({"query": Q[:, :3]}, "3 heads.*2"),
+    "heads of value": ({"value": V[:, :1]}, "1.*2"),
+    "rows of value": ({"value": V[:, :, :5]}, "5.*8"),
+    "head dim of key": ({"key": K[..., :8]}, "8.*16"),
+    "head dim 0": ({"query": Q[..., :0], "key": K[..., :0]}, "0.*1..768"),
+    "head dim 769": ({"value": torch.randn(2, 2, 8, 769)}, "769.*768"),
+    "no heads": ({"query": Q[:, :0]}, "0"),
+    "no key heads": ({"key": K[:, :0], "value": V[:, :0]}, "0"),
+    "no batch": ({"query": Q[:0], "key": K[:0], "value": V[:0]}, "0"),
+    "scale nan": ({"scale": float("nan")}, "nan"),
+    "scale inf": ({"scale": float("inf")}, "inf"),
+    "scale text": ({"scale": "big"}, "'big'"),
+    "layout": ({"layout": "NBSD"}, "'NBSD'.*BNSD"),
+    "num_heads differs": ({"num_heads": 2}, "2.*4"),
+    "num_heads 0": ({"num_heads": 0}, "0"),
+    "hidden without num_heads": ({"query": HIDDEN, "key": HIDDEN, "value": HIDDEN, "layout": "BSH"}, "num_heads"),
+    "hidden not divided": (
+        {"query": HIDDEN, "key": HIDDEN, "value": HIDDEN, "layout": "BSH", "num_heads": 5},
+        "64.*5",
+    ),
+    "hidden of key": (
+        {"query": HIDDEN, "key": HIDDEN[..., :20], "value": HIDDEN, "layout": "SBH", "num_heads": 4},
+        "20.*16",
+    ),
+    "mask": ({"mask": "causal"}, "str"),
+    "mask of another batch": ({"mask": rs.prefix([1, 2, 3])}, "3.*2"),
+    "mask of other lengths": ({"mask": rs.documents(lengths=[5, 5])}, "10.*8|5.*8"),
+    "negative document": ({"mask": rs.documents(lengths=torch.tensor([-1, 9]))}, "-1"),
+    "negative prefix": ({"mask": rs.prefix(torch.tensor([-4]))}, "-4"),
+    "shard map": ({"shard_map": 2}, "int"),
+    "map of 2 ranks, no group": ({"shard_map": rs.ShardMap.contiguous(16, 2)}, "2 ranks.*1"),
+    "map of other lengths": ({"shard_map": rs.ShardMap.contiguous(9, 1)}, "8.*9"),
+    "group": ({"group": "world"}, "world"),
+    "exchange": ({"exchange": "broadcast"}, "broadcast.*all_to_all"),
+    "schedule": ({"schedule": "star"}, "star.*ring"),
+    "offset": ({"offset": -1}, "-1"),
+    "head_offset": ({"head_offset": 1.5}, "1.5"),
+}
+
+
+def call(**changes):
+    arguments = {"query": Q, "key": K, "value": V, **changes}
+    return rs.attention(arguments.pop("query"), arguments.pop("key"), arguments.pop("value"), **arguments)
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_argument(name):
+    changes, pattern = BAD[name]
+    with pytest.raises(ValueError, match=pattern):
+        call(**changes)
+
+
+NOT_OFFERED = {
+    "attn_mask": {"attn_mask": torch.ones(8, 8, dtype=torch.bool)},
+    "bias": {"bias": torch.zeros(8, 8)},
+    "sink": {"sink": torch.zeros(4)},
+    "softcap": {"softcap": 30.0},
+    "dropout_p": {"dropout_p": 0.1},
+    "seed": {"seed": 1},
+    "schedule": {"schedule": "ulysses"},
+    "layout": {"layout": "TND"},
+}
+
+
+@pytest.mark.parametrize("argument", NOT_OFFERED)
+def test_not_offered(argument):
+    with pytest.raises(NotImplementedError, match=argument):
+        call(**NOT_OFFERED[argument])
+
+
+def test_every_row_of_the_table_is_tested():
+    assert {entry.argument for entry in support.MATRIX} == {*NOT_OFFERED, "device"}
+
+
+def test_other_devices_are_refused():
+    with FakeTensorMode(allow_non_fake_inputs=True), pytest.raises(NotImplementedError, match="device=cuda"):
+        call(**{name: torch.empty(2, 2, 8, 16, device="cuda") for name in ("query", "key", "value")})
+
+
+def test_zero_dropout_is_no_dropout():
+    assert torch.equal(call(dropout_p=0.0, offset=3, head_offset=2, batch_offset=1), call())
+
+
+def test_the_inner_op_checks_by_itself():
+    """Whoever calls the dispatcher op without the front gets errors, not crashes."""
+    op = torch.ops.ringspan.attention
+    good = [[1, 1, 2, 8, 8, 0, 0, 0, 0, 0], [], 0.25, "BNSD", 4, "", "auto", "auto", False]
+    op(Q, K, V, *good)
+    for place, wrong in [
+        (0, []),
+        (0, [2, 1, 2, 8, 8, 0, 0, 0, 0, 0]),
+        (0, [1, 1, 2, 8, 8, 0, 0, 0, 0]),
+        (0, [1, 1, 2, 8, 8, 0, 0, 0, 0, 8]),
+        (0, [1, 1, 2, 8, 8, 9, 0, 0, 0, 0]),
+        (0, [1, 1, 2, 8, 8, 3, 0, 0, 0, 0]),
+        (0, [1, 1, 2, 8, 8, 0, 0, 0, 0, 5, 3, 1, 0, 0, 0]),
+        (0, [1, 2, 2, 16, 16, 0, 0, 0, 0, 0]),
+        (0, [1, 1, 2, 9, 8, 0, 0, 0, 0, 0]),
+        (2, float("nan")),
+        (3, "XYZ"),
+        (4, 3),
+        (6, "star"),
+        (7, "broadcast"),
+    ]:
+        arguments = [wrong if index == place else value for index, value in enumerate(good)]
+        with pytest.raises((ValueError, NotImplementedError)):
+            op(Q, K, V, *arguments)

@@ -1,0 +1,149 @@
+"""The bench: counts, targets and judgement by themselves, then tiny rows as a user starts them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+ROOT = Path(__file__).resolve().parents[2]
+BENCH = ROOT / "bench"
+PEAK_BUILT = (ROOT / "build" / "main" / "bench" / "libringspan_peak.so").exists()
+
+
+@pytest.fixture(autouse=True)
+def bench_on_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCH))
+
+
+def start(arguments: list[str]) -> subprocess.CompletedProcess:
+    command = [sys.executable, str(BENCH / "run.py"), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=110, cwd=ROOT)
+
+
+@pytest.mark.skipif(not PEAK_BUILT, reason="bench/peak.cc is built by `make bench` only")
+@pytest.mark.parametrize(
+    ("glob", "family", "fields"),
+    [
+        ("kernel/*32/*/causal/*/T1", "kernel", ["ratio", "share_of_peak", "gflops", "peak_gflops", "errors"]),
+        ("decode/bf16/H1/T2", "decode", ["ratio", "share_of_peak"]),
+        ("ring/bf16/forward_backward/causal/*", "ring", ["ratio", "slowdown", "slowdown_p2p", "errors"]),
+        ("cost/*", "cost", []),
+    ],
+)
+def test_tiny_rows_are_right_and_complete(tmp_path: Path, glob: str, family: str, fields: list[str]) -> None:
+    done = start(["--quick", "--only", glob, "--out", str(tmp_path)])
+    assert done.returncode == 0, done.stdout + done.stderr
+    content = json.loads((tmp_path / f"{family}.json").read_text())
+    assert {"cpu", "cores", "instruction_set", "torch"} <= content["machine"].keys()
+    assert content["rows"]
+    for row in content["rows"]:
+        assert row["wrong"] is None
+        assert all(row[field] is not None for field in fields)
+        assert row["date"]
+        assert row["commit"]
+        assert row["command"].endswith(f"--only {row['name']}")
+        assert all(value > 0 for value in row["milliseconds"].values())
+
+
+def test_every_row_has_a_name_of_its_own_and_is_listed() -> None:
+    done = start(["--list"])
+    names = done.stdout.split()
+    assert done.returncode == 0
+    assert len(names) == len(set(names))
+    for seq_len in (1024, 4096):
+        for head_dim in (64, 128):
+            for mask in ("full", "causal"):
+                for dtype in ("fp32", "bf16"):
+                    assert f"ring/{dtype}/forward_backward/{mask}/S{seq_len}/D{head_dim}" in names
+                for dtype in ("fp32", "bf16", "fp16"):
+                    for threads in (1, 2):
+                        assert f"kernel/{dtype}/backward/{mask}/S{seq_len}/D{head_dim}/T{threads}" in names
+
+
+def test_an_unknown_row_ends_with_2() -> None:
+    done = start(["--only", "kernel/int8/*"])
+    assert done.returncode == 2
+    assert "kernel/int8/*" in done.stderr
+
+
+def test_operations_are_counted_for_kept_pairs_only() -> None:
+    from cases import Case
+
+    full, causal = (Case("fp32", mask, seq_len=3, head_dim=5, heads=2) for mask in ("full", "causal"))
+    # Two products of 2 operations for each of 9 or 6 pairs, 5 numbers, 2 heads; five such products backward.
+    assert full.flops(forward=True, backward=False) == 2 * 2 * 9 * 5 * 2
+    assert causal.flops(forward=False, backward=True) == 5 * 2 * 6 * 5 * 2
+
+
+@pytest.mark.parametrize("mask", ["full", "causal"])
+def test_the_reference_is_attention(mask: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    import reference
+    from cases import Case
+
+    monkeypatch.setattr(reference, "_ROWS", 7)  # several blocks, the last one shorter
+    case = Case("fp32", mask, seq_len=23, head_dim=8, heads=2)
+    found = reference.reference_of(case)
+    *qkv, dout = (x.double() for x in case.inputs())
+    for x in qkv:
+        x.requires_grad_()
+    out = F.scaled_dot_product_attention(*qkv, is_causal=mask == "causal")
+    expected = [out, *torch.autograd.grad(out, qkv, dout)]
+    for want, got in zip(expected, (found.out, *found.grads), strict=True):
+        torch.testing.assert_close(got, want[0, found.head])
+
+
+def test_wrong_results_are_noticed() -> None:
+    from reference import distance_to, judge
+
+    right = torch.linspace(-1, 1, 100)
+    off = right.clone()
+    off[3] += 2e-5
+    assert judge("fp32", False, distance_to((right,), (right,)), None) is None
+    assert "1e-05" in judge("fp32", False, distance_to((right,), (off,)), None)
+    assert judge("fp32", True, distance_to((right,), (off,)), None) is None
+    off[5] = float("nan")
+    assert judge("fp32", True, distance_to((right,), (off,)), None) is not None
+    rounded, coarse = right.bfloat16(), (right * 16).round() / 16
+    peer = distance_to((right,), (rounded,))
+    assert judge("bf16", False, peer, peer) is None
+    assert judge("bf16", False, distance_to((right,), (coarse,)), peer) is not None
+
+
+@pytest.mark.parametrize(
+    ("goal", "met"),
+    [
+        ({"value": 1.2, "at_least": 1.15}, True),
+        ({"value": 1.1, "at_least": 1.15}, False),
+        ({"value": 1.04, "at_most": 1.03}, False),
+        ({"value": 1.02, "at_most": 1.03}, True),
+        ({"value": None, "at_least": 8.0}, None),
+        ({"value": 3.0}, None),
+    ],
+)
+def test_goals(goal: dict, met: bool | None) -> None:
+    from output import is_met
+
+    assert is_met(goal) is met
+
+
+def test_sides_take_turns_and_the_shortest_time_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    import timing
+
+    clock = [0.0]
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: clock[0])
+    calls = []
+    spans = {"a": iter([5.0, 3.0, 4.0]), "b": iter([1.0, 2.0, 3.0])}
+
+    def side(name: str) -> None:
+        calls.append(name)
+        clock[0] += next(spans[name])
+
+    seconds = timing.time_in_turns({"a": lambda: side("a"), "b": lambda: side("b")}, budget_s=0.0, min_rounds=3)
+    assert calls == ["a", "b"] * 3
+    assert seconds == {"a": 3.0, "b": 1.0}
