@@ -74,7 +74,7 @@ Fields all_fields(const Proposal& proposal) {
   if (proposal.kind == CallKind::kOther) return fields;
   const bool backward = proposal.kind == CallKind::kBackward;
   fields.insert(fields.begin(),
-                {{"call", backward ? concat("the backward of call ", proposal.forward_number) : "attention", ""},
+                {{"call", backward ? concat("the backward of call ", proposal.forward_number) : "a forward", ""},
                  {"needs_grad", proposal.needs_grad ? "true" : "false", ""}});
   return fields;
 }
@@ -103,8 +103,10 @@ std::string difference(size_t index, const std::vector<Fields>& by_rank) {
 }
 
 [[noreturn]] void throw_difference(int64_t number, const std::vector<Fields>& by_rank) {
-  std::string sentences;
-  for (size_t index = 0; index < by_rank[0].size(); ++index) {
+  // Where the calls themselves differ, their arguments say nothing.
+  const std::string by_call = difference(0, by_rank);
+  std::string sentences = by_call;
+  for (size_t index = 1; by_call.empty() && index < by_rank[0].size(); ++index) {
     const std::string sentence = difference(index, by_rank);
     if (!sentence.empty()) sentences += (sentences.empty() ? "" : "; ") + sentence;
   }

@@ -40,6 +40,7 @@ class AllToAll final : public FlatExchange {
   }
 
   void finish(Flight& flight) override { wait_functional(flight.received); }
+  const char* collective() const override { return "all_to_all"; }
 
  private:
   Group group_;
@@ -73,6 +74,7 @@ class P2p final : public FlatExchange {
       work->wait();
     }
   }
+  const char* collective() const override { return ""; }
 
  private:
   c10::intrusive_ptr<c10d::Backend> backend_;
@@ -91,12 +93,14 @@ bool carries_gradients(const Transfer& transfer) {
 
 // Runs a c10d action; what it throws becomes the loss of a peer.
 template <class Action>
-auto guard_peer(const RankPlan& part, const Transfer& received, Action&& action) {
+void guard_peer(const RankPlan& part, const Transfer& received, const char* collective, Action&& action) {
   try {
-    return action();
+    action();
   } catch (const std::exception& error) {
     const char* what = carries_gradients(received) ? "dk and dv" : "k and v";
-    throw_peer_error(concat("rank ", part.rank, " lost peer ", received.src, " in step ", received.step,
+    const std::string doubt =
+        *collective ? concat(" or another rank, for an ", collective, " fails as a whole,") : std::string();
+    throw_peer_error(concat("rank ", part.rank, " lost peer ", received.src, doubt, " in step ", received.step,
                             " (transfer: ", what, " of rank ", received.owner, " from rank ", received.src, " to rank ",
                             received.dst, "): ", message_of(error), ". Make a new process group before the next call"));
   }
@@ -163,7 +167,8 @@ void SlotRing::post(std::span<const Transfer> transfers) {
   message.src = received.src;
   message.num_received = pair_elements(part_, received.owner);
   message.tag = 2 * sent.step + (carries_gradients(sent) ? 1 : 0);
-  Flight flight = guard_peer(part_, received, [&] { return exchange_->start(message); });
+  Flight flight;
+  guard_peer(part_, received, exchange_->collective(), [&] { flight = exchange_->start(message); });
   slots_[received.dst_slot] = flight.received;
   flights_.emplace(sent.step, std::move(flight));
 }
@@ -175,10 +180,7 @@ void SlotRing::wait(std::span<const Transfer> transfers) {
   auto flight = flights_.extract(sent.step);
   RINGSPAN_CHECK(!flight.empty(), "plan: the transfers of step ", sent.step, " were never posted");
   try {
-    guard_peer(part_, received, [&] {
-      exchange_->finish(flight.mapped());
-      return true;
-    });
+    guard_peer(part_, received, exchange_->collective(), [&] { exchange_->finish(flight.mapped()); });
   } catch (...) {
     flights_.insert(std::move(flight));
     throw;
@@ -209,10 +211,9 @@ Pair GatheredKv::slot(int64_t slot, int64_t owner) {
 void GatheredKv::post(std::span<const Transfer> transfers) {
   if (transfers.empty() || gathered_.defined()) return;
   const Transfer& received = find_transfer(transfers, &Transfer::dst, part_.rank);
-  guard_peer(part_, received, [&] {
+  guard_peer(part_, received, "all_gather", [&] {
     gathered_ = call_functional("_c10d_functional::all_gather_into_tensor",
                                 {pack(own_, part_, part_.rank, padded_), group_.size, group_.name});
-    return true;
   });
   arrived_ = false;
 }
@@ -220,10 +221,8 @@ void GatheredKv::post(std::span<const Transfer> transfers) {
 void GatheredKv::wait(std::span<const Transfer> transfers) {
   if (arrived_) return;
   arrived_ = true;
-  guard_peer(part_, find_transfer(transfers, &Transfer::dst, part_.rank), [&] {
-    wait_functional(gathered_);
-    return true;
-  });
+  guard_peer(part_, find_transfer(transfers, &Transfer::dst, part_.rank), "all_gather",
+             [&] { wait_functional(gathered_); });
 }
 
 }  // namespace ringspan::binding

@@ -47,6 +47,8 @@ class FlatExchange {
   virtual ~FlatExchange() = default;
   virtual Flight start(const Message& message) = 0;
   virtual void finish(Flight& flight) = 0;
+  // Name of the collective in which all ranks take part, "" where only two do: then the lost peer is known.
+  virtual const char* collective() const = 0;
 };
 
 std::unique_ptr<FlatExchange> make_all_to_all(const Group& group);

@@ -31,7 +31,7 @@ class SentBytes:
 
 @dataclass(frozen=True)
 class RankPlan:
-    """One rank's part of a plan: `forward` and `backward` are its steps, plain numbers as in `to_json()`."""
+    """One rank's part of a plan; `forward` and `backward` are its steps, plain numbers by name."""
 
     rank: int
     sent_bytes: SentBytes
@@ -41,19 +41,27 @@ class RankPlan:
     @property
     def forward(self) -> list[dict[str, Any]]:
         """The steps of the forward pass, each with its tiles and transfers."""
-        return json.loads(self._json)["forward"]
+        return self._steps("forward")
 
     @property
     def backward(self) -> list[dict[str, Any]]:
         """The steps of the backward pass."""
-        return json.loads(self._json)["backward"]
+        return self._steps("backward")
 
     def to_json(self) -> str:
-        """Everything in this part, as JSON."""
+        """Everything in this part, as JSON; a tile is a list there, in the order of `tile_fields`."""
         return self._json
 
     def __str__(self) -> str:
         return self._text
+
+    def _steps(self, direction: str) -> list[dict[str, Any]]:
+        part = json.loads(self._json)
+        names = part["tile_fields"]
+        return [
+            {**step, "tiles": [dict(zip(names, tile, strict=True)) for tile in step["tiles"]]}
+            for step in part[direction]
+        ]
 
 
 class Plan:

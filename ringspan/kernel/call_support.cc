@@ -20,6 +20,24 @@ RawView raw_view(const ConstTensorView& view) {
   return raw;
 }
 
+ForwardWave forward_wave(const ForwardArgs& args) {
+  ForwardWave wave{};
+  wave.q = raw_view(args.q);
+  wave.k = raw_view(args.k);
+  wave.v = raw_view(args.v);
+  wave.state_max = raw_view(args.state.max);
+  wave.state_sum = raw_view(args.state.sum);
+  wave.state_acc = raw_view(args.state.acc);
+  wave.out = raw_view(args.output.out);
+  wave.out_max = raw_view(args.output.max);
+  wave.out_sum = raw_view(args.output.sum);
+  wave.out_lse = raw_view(args.output.lse);
+  wave.scale = args.scale;
+  wave.kv_heads = args.k.heads();
+  wave.heads_per_kv = args.q.heads() / args.k.heads();
+  return wave;
+}
+
 const KernelTable& table_for(Isa isa, DType dtype) {
   const auto pick = [dtype](const IsaKernels& kernels) -> const KernelTable& {
     if (dtype == DType::kF64) return *kernels.f64;

@@ -6,6 +6,7 @@
 #include <functional>
 
 #include "ringspan/base/parallel.h"
+#include "ringspan/kernel/attention.h"
 #include "ringspan/kernel/isa.h"
 #include "ringspan/kernel/kernel_abi.h"
 #include "ringspan/kernel/workspace.h"
@@ -22,6 +23,9 @@ static_assert(kPackedBytes + kPartialBytes + kScratchBytes + kTableBytes <=
               static_cast<int64_t>(Workspace::kBudgetBytes));
 
 RawView raw_view(const ConstTensorView& view);
+
+// The tensors and sizes of a call; everything else zero.
+ForwardWave forward_wave(const ForwardArgs& args);
 
 // The compute type for inputs of `dtype` on `isa`.
 const KernelTable& table_for(Isa isa, DType dtype);

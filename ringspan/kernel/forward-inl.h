@@ -10,13 +10,12 @@
 // (in powers of two) and sum of a row; first/last = columns a row keeps, relative to the block of keys.
 #pragma once
 
-#include "ringspan/kernel/pack-inl.h"
+#include "ringspan/kernel/state-inl.h"
 
 namespace ringspan::RINGSPAN_ISA_NAMESPACE {
 
 using kernel::ForwardJob;
 using kernel::ForwardSizes;
-using kernel::ForwardWave;
 using kernel::MergeJob;
 using kernel::TileRows;
 
@@ -27,9 +26,6 @@ constexpr int64_t kMaxForwardCols = 512;
 constexpr int64_t kForwardKvBytes = 256 << 10;
 // Not a power of two: rows of S and P then fall into different cache sets.
 constexpr int64_t kScoreStride = kMaxForwardCols + 16;
-
-constexpr double kLog2E = 1.4426950408889634;
-constexpr double kLn2 = 0.6931471805599453;
 
 template <class C>
 RINGSPAN_INLINE int64_t forward_cols(int64_t qk_dim, int64_t v_dim) {
@@ -50,12 +46,11 @@ struct ForwardState {
         l(carver.take<Acc>(kForwardRows)),
         o(carver.take<Acc>(v_panels * kPanelStride)) {}
 
-  RINGSPAN_INLINE void set_identity(int64_t v_panels) const {
-    for (int64_t r = 0; r < kForwardRows; ++r) {
-      m[r] = -__builtin_inff();
-      l[r] = 0;
-    }
-    __builtin_memset(o, 0, static_cast<std::size_t>(v_panels * kPanelStride) * sizeof(Acc));
+  RINGSPAN_INLINE RowState<C> row(int64_t r, int64_t v_panels) const {
+    return {m + r, l + r, o + r * C::kCols, v_panels, kPanelStride};
+  }
+  RINGSPAN_INLINE void clear(int64_t v_panels) const {
+    for (int64_t r = 0; r < kForwardRows; ++r) set_identity(row(r, v_panels));
   }
 };
 
@@ -67,8 +62,9 @@ struct ForwardScratch {
   Acc* s;                 // [kRows][kScoreStride]
   typename C::Word* p;    // the same for kPair = 1: P overwrites S
   int32_t *first, *last;  // per row, relative to the wave's first key
-  Acc *loaded, *natural;  // m as it was loaded, in powers of two and as the caller gave it
+  LoadedMax<Acc>* loaded;
   typename C::Row* rows;  // fetched rows
+  Acc* row;               // one row of O
 
   RINGSPAN_INLINE ForwardScratch(Carver& carver, const PackedDims<C>& qk, const PackedDims<C>& v)
       : state(carver, v.panels),
@@ -78,9 +74,9 @@ struct ForwardScratch {
                         : carver.take<typename C::Word>(C::kRows * kScoreStride)),
         first(carver.take<int32_t>(kForwardRows)),
         last(carver.take<int32_t>(kForwardRows)),
-        loaded(carver.take<Acc>(kForwardRows)),
-        natural(carver.take<Acc>(kForwardRows)),
-        rows(carver.take<typename C::Row>(kLanes<typename C::Word> * larger(qk.padded, v.padded))) {}
+        loaded(carver.take<LoadedMax<Acc>>(kForwardRows)),
+        rows(carver.take<typename C::Row>(kLanes<typename C::Word> * larger(qk.padded, v.padded))),
+        row(carver.take<Acc>(v.panels * C::kCols)) {}
 };
 
 template <class C>
@@ -296,57 +292,43 @@ void attend_block(const ForwardWave& wave, const ForwardScratch<C>& s, int64_t i
   }
 }
 
-// The state of the block's rows as the caller keeps it.
+// The state of the block's rows as the caller keeps it; rows beyond the tensor are empty.
 template <class C>
-void load_state(const ForwardWave& wave, int64_t batch, int64_t head, int64_t q_block, const ForwardScratch<C>& s) {
-  using Acc = typename C::Acc;
-  const PackedDims<C> v(wave.v.dim);
-  s.state.set_identity(v.panels);
-  const int64_t begin = q_block * kForwardRows;
-  const int64_t count = smaller(kForwardRows, wave.tiles.q_len - begin);
-  auto* row = reinterpret_cast<Acc*>(s.rows);
-  for (int64_t r = 0; r < kForwardRows; ++r) s.natural[r] = s.loaded[r] = s.state.m[r];
-  for (int64_t r = 0; wave.load && r < count; ++r) {
-    s.natural[r] = load_scalar<Acc>(row_of(wave.state_max, batch, head, begin + r));
-    s.loaded[r] = s.state.m[r] = s.natural[r] * static_cast<Acc>(kLog2E);
-    s.state.l[r] = load_scalar<Acc>(row_of(wave.state_sum, batch, head, begin + r));
-    fetch_row(row, wave.state_acc, row_of(wave.state_acc, batch, head, begin + r), v.panels * C::kCols);
-    for (int64_t panel = 0; panel < v.panels; ++panel) {
-      __builtin_memcpy(s.state.o + panel * ForwardState<C>::kPanelStride + r * C::kCols, row + panel * C::kCols,
-                       C::kCols * sizeof(Acc));
+void load_state(const ForwardWave& wave, const RowPlace& first, const ForwardScratch<C>& s, int64_t v_panels) {
+  for (int64_t r = 0; r < kForwardRows; ++r) {
+    const RowState<C> row = s.state.row(r, v_panels);
+    if (first.row + r < wave.tiles.q_len) {
+      s.loaded[r] = load_row_state(wave, {first.batch, first.head, first.row + r}, row, s.row);
+    } else {
+      set_identity(row);
     }
   }
 }
 
-// Back to the caller's state, or, where the rows end here, to the output. An empty row becomes the one that
-// softmax_state.h defines.
 template <class C>
-void store_state(const ForwardWave& wave, int64_t batch, int64_t head, int64_t q_block, const ForwardScratch<C>& s) {
-  using Acc = typename C::Acc;
-  constexpr Acc kInf = __builtin_inff();
-  const PackedDims<C> v(wave.v.dim);
-  const int64_t begin = q_block * kForwardRows;
-  const int64_t count = smaller(kForwardRows, wave.tiles.q_len - begin);
-  auto* row = reinterpret_cast<Acc*>(s.rows);
+void store_state(const ForwardWave& wave, const RowPlace& first, const ForwardScratch<C>& s, int64_t v_panels) {
+  const int64_t count = smaller(kForwardRows, wave.tiles.q_len - first.row);
   for (int64_t r = 0; r < count; ++r) {
-    const Acc l = s.state.l[r];
-    const bool empty = l == 0;
-    // A maximum that did not move goes back as it came, so that it can't drift over many calls.
-    const Acc m = s.state.m[r] == s.loaded[r] ? s.natural[r] : s.state.m[r] * static_cast<Acc>(kLn2);
-    const Acc* o = s.state.o + r * C::kCols;
-    const Acc factor = !wave.finish ? Acc{1} : empty ? Acc{0} : Acc{1} / l;
-    gather_row<C>(row, o, v.panels, ForwardState<C>::kPanelStride, factor);
-    if (wave.finish) {
-      const Acc lse = static_cast<Acc>(static_cast<double>(m) + __builtin_log(static_cast<double>(l)));
-      store_row(wave.out, row_of(wave.out, batch, head, begin + r), row);
-      store_scalar(row_of(wave.out_max, batch, head, begin + r), empty ? -kInf : m);
-      store_scalar(row_of(wave.out_sum, batch, head, begin + r), l);
-      store_scalar(row_of(wave.out_lse, batch, head, begin + r), empty ? -kInf : lse);
-    } else {
-      store_row(wave.state_acc, row_of(wave.state_acc, batch, head, begin + r), row);
-      store_scalar(row_of(wave.state_max, batch, head, begin + r), m);
-      store_scalar(row_of(wave.state_sum, batch, head, begin + r), l);
-    }
+    store_row_state(wave, {first.batch, first.head, first.row + r}, s.state.row(r, v_panels), s.loaded[r], s.row);
+  }
+}
+
+// The part of one tile that lies in the job.
+template <class C>
+RINGSPAN_INLINE void attend_tile(const ForwardWave& wave, const ForwardJob& job, const ForwardScratch<C>& s,
+                                 const TileRows& rows, int64_t col_begin, int64_t col_end) {
+  const int64_t group = job.batch * wave.kv_heads + job.head / wave.heads_per_kv - wave.first_group;
+  const int64_t q_begin = job.q_block * kForwardRows, block_kv = wave.sizes.block_kv;
+  const int64_t row_begin = rows.row_begin - q_begin, row_end = rows.row_end - q_begin;
+  const int64_t group_end = round_up(row_end, C::kRows);
+  for (int64_t r = row_begin / C::kRows * C::kRows; r < group_end; ++r) s.first[r] = s.last[r] = 0;
+  kernel::fill_row_limits(*rows.tile, rows.row_begin, row_end - row_begin, job.kv_begin, job.kv_end,
+                          s.first + row_begin, s.last + row_begin);
+  const int64_t block_end = ceil_div(col_end - wave.kv_begin, block_kv);
+  for (int64_t block = (col_begin - wave.kv_begin) / block_kv; block < block_end; ++block) {
+    // Limits count from the first key of the job.
+    const int64_t block_begin = wave.kv_begin + block * block_kv - job.kv_begin;
+    attend_block(wave, s, group * wave.blocks_per_group + block, row_begin, row_end, block_begin);
   }
 }
 
@@ -355,15 +337,14 @@ void forward_run(const ForwardWave& wave, const ForwardJob& job, Byte* memory) {
   Carver carver(memory);
   const PackedDims<C> qk(wave.q.dim), v(wave.v.dim);
   ForwardScratch<C> s(carver, qk, v);
+  const RowPlace first{job.batch, job.head, job.q_block * kForwardRows};
   if (job.partial) {
     Carver partial(job.partial);
     s.state = ForwardState<C>(partial, v.panels);
-    s.state.set_identity(v.panels);
+    s.state.clear(v.panels);
   } else {
-    load_state(wave, job.batch, job.head, job.q_block, s);
+    load_state(wave, first, s, v.panels);
   }
-  const int64_t group = job.batch * wave.kv_heads + job.head / wave.heads_per_kv - wave.first_group;
-  const int64_t q_begin = job.q_block * kForwardRows;
   const int64_t list = job.batch * wave.tiles.num_q_blocks + job.q_block;
   bool packed = false;
   for (int64_t t = wave.tiles.start[list]; t < wave.tiles.start[list + 1]; ++t) {
@@ -372,46 +353,25 @@ void forward_run(const ForwardWave& wave, const ForwardJob& job, Byte* memory) {
     if (col_begin >= col_end) continue;
     if (!packed) pack_queries(wave, job, s);
     packed = true;
-    const int64_t row_begin = rows.row_begin - q_begin, row_end = rows.row_end - q_begin;
-    for (int64_t r = row_begin / C::kRows * C::kRows; r < round_up(row_end, C::kRows); ++r) s.first[r] = s.last[r] = 0;
-    kernel::fill_row_limits(*rows.tile, rows.row_begin, row_end - row_begin, job.kv_begin, job.kv_end,
-                            s.first + row_begin, s.last + row_begin);
-    for (int64_t block = (col_begin - wave.kv_begin) / wave.sizes.block_kv;
-         wave.kv_begin + block * wave.sizes.block_kv < col_end; ++block) {
-      // Limits count from the first key of the job.
-      const int64_t block_begin = wave.kv_begin + block * wave.sizes.block_kv - job.kv_begin;
-      attend_block(wave, s, group * wave.blocks_per_group + block, row_begin, row_end, block_begin);
-    }
+    attend_tile(wave, job, s, rows, col_begin, col_end);
   }
-  if (!job.partial) store_state(wave, job.batch, job.head, job.q_block, s);
+  if (!job.partial) store_state(wave, first, s, v.panels);
 }
 
 // Joins the parts of one q block with what came before, in ascending order.
 template <class C>
 void forward_merge(const ForwardWave& wave, const MergeJob& job, Byte* memory) {
-  using Acc = typename C::Acc;
-  constexpr Acc kInf = __builtin_inff();
   Carver carver(memory);
   const PackedDims<C> qk(wave.q.dim), v(wave.v.dim);
   const ForwardScratch<C> s(carver, qk, v);
-  load_state(wave, job.batch, job.head, job.q_block, s);
+  const RowPlace first{job.batch, job.head, job.q_block * kForwardRows};
+  load_state(wave, first, s, v.panels);
   for (int64_t i = 0; i < job.num_partials; ++i) {
     Carver partial(const_cast<Byte*>(job.partials) + i * wave.sizes.partial_bytes);
     const ForwardState<C> part(partial, v.panels);
-    for (int64_t r = 0; r < kForwardRows; ++r) {
-      if (part.m[r] == -kInf && part.l[r] == 0) continue;
-      const Acc m = part.m[r] > s.state.m[r] ? part.m[r] : s.state.m[r];
-      const Acc reference = m == -kInf ? Acc{0} : m;
-      const Acc mine = exp2(splat(s.state.m[r] - reference))[0], other = exp2(splat(part.m[r] - reference))[0];
-      s.state.m[r] = m;
-      s.state.l[r] = s.state.l[r] * mine + part.l[r] * other;
-      for (int64_t panel = 0; panel < v.panels; ++panel) {
-        const int64_t at = panel * ForwardState<C>::kPanelStride + r * C::kCols;
-        for (int j = 0; j < C::kCols; ++j) s.state.o[at + j] = s.state.o[at + j] * mine + part.o[at + j] * other;
-      }
-    }
+    for (int64_t r = 0; r < kForwardRows; ++r) merge_row_state(s.state.row(r, v.panels), part.row(r, v.panels));
   }
-  store_state(wave, job.batch, job.head, job.q_block, s);
+  store_state(wave, first, s, v.panels);
 }
 
 }  // namespace ringspan::RINGSPAN_ISA_NAMESPACE

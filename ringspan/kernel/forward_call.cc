@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "ringspan/kernel/call_support.h"
+#include "ringspan/kernel/decode_call.h"
 #include "ringspan/kernel/tile_index.h"
 
 namespace ringspan::kernel {
@@ -45,7 +46,8 @@ class ForwardCall {
         heads_per_kv_(args.q.heads() / args.k.heads()),
         kv_len_(args.k.rows()),
         kv_blocks_(divide_up(kv_len_, sizes.block_kv)),
-        index_(args.tiles, args.q.batch(), args.q.rows(), kv_len_, sizes.block_q) {}
+        index_(args.tiles, args.q.batch(), args.q.rows(), kv_len_, sizes.block_q),
+        wave_(forward_wave(args)) {}
 
   void run(Workspace& workspace);
 
@@ -75,7 +77,7 @@ class ForwardCall {
   int64_t own_rows_ = 0;      // rows of state in the workspace
   int workers_ = 1;
 
-  ForwardWave wave_{};
+  ForwardWave wave_;
   unsigned char *scratch_ = nullptr, *own_state_ = nullptr;
   std::vector<WeighedJob> jobs_;
   std::vector<MergeJob> merges_;
@@ -136,11 +138,8 @@ void ForwardCall::place(Arena& arena) {
   scratch_ = arena.take(workers_ * sizes_.scratch_bytes);
 }
 
-// The state of rows that go on from wave to wave: the caller's, or rows of the workspace that stand in for it.
+// Where the caller keeps no state, rows that go on from wave to wave keep it in the workspace.
 void ForwardCall::point_state(const Span& span) {
-  wave_.state_max = raw_view(args_.state.max);
-  wave_.state_sum = raw_view(args_.state.sum);
-  wave_.state_acc = raw_view(args_.state.acc);
   if (own_rows_ == 0) return;
   const DType dtype = accumulator_of(args_.q.dtype);
   const int64_t bytes = size_of(dtype), rows = (span.q_block_end - span.q_block_begin) * sizes_.block_q;
@@ -255,16 +254,6 @@ void ForwardCall::run(Workspace& workspace) {
   const double work = static_cast<double>(args_.q.batch() * args_.q.heads()) * static_cast<double>(args_.q.rows()) *
                       static_cast<double>(kv_len_) * static_cast<double>(args_.q.dim() + args_.v.dim());
   workers_ = count_workers(parallel_, sizes_.scratch_bytes, work);
-  wave_.q = raw_view(args_.q);
-  wave_.k = raw_view(args_.k);
-  wave_.v = raw_view(args_.v);
-  wave_.out = raw_view(args_.output.out);
-  wave_.out_max = raw_view(args_.output.max);
-  wave_.out_sum = raw_view(args_.output.sum);
-  wave_.out_lse = raw_view(args_.output.lse);
-  wave_.scale = args_.scale;
-  wave_.heads_per_kv = heads_per_kv_;
-  wave_.kv_heads = kv_heads_;
   wave_.tiles = index_.lists();
   wave_.sizes = sizes_;
   Arena count(nullptr);
@@ -277,6 +266,7 @@ void ForwardCall::run(Workspace& workspace) {
 }  // namespace
 
 void run_forward(const ForwardArgs& args, const KernelTable& table, Workspace& workspace, const Parallel& parallel) {
+  if (is_decoding(args)) return run_decode(args, table, workspace, parallel);
   ForwardSizes sizes{};
   table.forward_sizes(args.q.dim(), args.v.dim(), &sizes);
   ForwardCall(args, table, sizes, parallel).run(workspace);

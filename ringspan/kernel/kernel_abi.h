@@ -46,7 +46,7 @@ struct TileLists {
 // Columns that rows [row, row + count) of the tensor keep, as [begin, end) relative to `kv_begin` and clamped to
 // [0, kv_end - kv_begin]. Ends never move left from row to row. Not inline on purpose.
 void fill_row_limits(const Tile& tile, int64_t row, int64_t count, int64_t kv_begin, int64_t kv_end, int32_t* begin,
-                     int32_t* end);
+                     int32_t* end) noexcept;
 
 // ---------------------------------------------------------------------------------------------------------- forward
 
@@ -91,10 +91,22 @@ struct ForwardWave {
 // --------------------------------------------------------------------------------------------------------- few rows
 
 // A handful of query rows per key/value head (decoding): keys and values are read once, in place, for all of them.
+// Such a call is a ForwardWave without packed operands.
+struct DecodeSizes {
+  int64_t partial_bytes, scratch_bytes;
+};
+
+// Key/value rows [kv_begin, kv_end) of one head, for all query rows of its group.
 struct DecodeJob {
   int64_t batch, kv_head;
   int64_t kv_begin, kv_end;
   unsigned char* partial;
+};
+
+struct DecodeMerge {
+  int64_t batch, kv_head;
+  const unsigned char* partials;
+  int64_t num_partials;
 };
 
 // --------------------------------------------------------------------------------------------------------- backward
@@ -147,6 +159,9 @@ struct KernelTable {
   void (*forward_pack)(const ForwardWave& wave, int64_t group, int64_t block, unsigned char* scratch);
   void (*forward_run)(const ForwardWave& wave, const ForwardJob& job, unsigned char* scratch);
   void (*forward_merge)(const ForwardWave& wave, const MergeJob& job, unsigned char* scratch);
+  void (*decode_sizes)(int64_t rows, int64_t qk_dim, int64_t v_dim, DecodeSizes* sizes);
+  void (*decode_run)(const ForwardWave& wave, const DecodeJob& job, unsigned char* scratch);
+  void (*decode_merge)(const ForwardWave& wave, const DecodeMerge& job, unsigned char* scratch);
   void (*backward_sizes)(int64_t qk_dim, int64_t v_dim, BackwardSizes* sizes);
   void (*backward_pack)(const BackwardWave& wave, int64_t group, int64_t head, int64_t q_block, unsigned char* scratch);
   void (*backward_run)(const BackwardWave& wave, const BackwardJob& job, unsigned char* scratch);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "ringspan/kernel/backward-inl.h"
+#include "ringspan/kernel/decode-inl.h"
 #include "ringspan/kernel/forward-inl.h"
 
 namespace ringspan::RINGSPAN_ISA_NAMESPACE {
@@ -25,10 +26,25 @@ void row_delta(const RowDelta& args, int64_t batch, int64_t head, int64_t row_be
   }
 }
 
+// Few rows are bound by memory, not by products: bf16 is widened on the way even where its dot product exists.
+template <class C>
+using DecodeCompute = PlainCompute<typename C::Acc>;
+
 template <class C>
 constexpr KernelTable kTable = {
-    &forward_sizes<C>, &forward_pack<C>,     &forward_run<C>,       &forward_merge<C>,           &backward_sizes<C>,
-    &backward_pack<C>, &backward_run<C>,     &backward_write_q<C>,  &backward_write_kv<C>,       &row_delta<typename C::Acc>,
+    &forward_sizes<C>,
+    &forward_pack<C>,
+    &forward_run<C>,
+    &forward_merge<C>,
+    &decode_sizes<DecodeCompute<C>>,
+    &decode_run<DecodeCompute<C>>,
+    &decode_merge<DecodeCompute<C>>,
+    &backward_sizes<C>,
+    &backward_pack<C>,
+    &backward_run<C>,
+    &backward_write_q<C>,
+    &backward_write_kv<C>,
+    &row_delta<typename C::Acc>,
 };
 
 IsaKernels kernels() {

@@ -48,9 +48,8 @@ void for_each_element(const std::array<int64_t, 4>& size, const Body& body) {
 
 Dense load_all(const ConstTensorView& view) {
   Dense dense(view.size);
-  for_each_element(view.size, [&](int64_t b, int64_t n, int64_t s, int64_t d) {
-    dense.at(b, n, s, d) = load(view, b, n, s, d);
-  });
+  for_each_element(view.size,
+                   [&](int64_t b, int64_t n, int64_t s, int64_t d) { dense.at(b, n, s, d) = load(view, b, n, s, d); });
   return dense;
 }
 
@@ -160,12 +159,11 @@ void add_pair_gradient(const BackwardArgs& args, int64_t b, int64_t n, int64_t k
 
 void attend_reference(const ForwardArgs& args) {
   DenseState state = initial_state(args);
-  for_each_pair(args.tiles, args.q.heads(), args.k.heads(),
-                [&](int64_t b, int64_t n, int64_t kv_head, int64_t i, int64_t j) {
-                  const double score = scaled_score(args.q, args.k, args.scale, b, n, kv_head, i, j);
-                  add_pair(score, args.v, b, kv_head, j, &state.max.at(b, n, i), &state.sum.at(b, n, i),
-                           state.acc.row(b, n, i));
-                });
+  for_each_pair(
+      args.tiles, args.q.heads(), args.k.heads(), [&](int64_t b, int64_t n, int64_t kv_head, int64_t i, int64_t j) {
+        const double score = scaled_score(args.q, args.k, args.scale, b, n, kv_head, i, j);
+        add_pair(score, args.v, b, kv_head, j, &state.max.at(b, n, i), &state.sum.at(b, n, i), state.acc.row(b, n, i));
+      });
   if (args.finish)
     write_output(state, args.output);
   else

@@ -44,7 +44,7 @@ std::vector<uint8_t> mark_covered(const std::vector<int64_t>& changes, int64_t b
 }  // namespace
 
 void fill_row_limits(const Tile& tile, int64_t row, int64_t count, int64_t kv_begin, int64_t kv_end, int32_t* begin,
-                     int32_t* end) {
+                     int32_t* end) noexcept {
   const int64_t first = row - tile.q_row0;
   const int64_t low = std::max<int64_t>(tile.kv_row0, kv_begin), high = std::min(tile.kv_row0 + tile.kv_rows, kv_end);
   const bool equal_strides = tile.q_stride == tile.kv_stride;

@@ -1,11 +1,11 @@
 #include "ringspan/kernel/workspace.h"
 
-#include <sys/mman.h>
-
 #include <cassert>
 #include <cstdlib>
 #include <new>
 #include <utility>
+
+#include <sys/mman.h>
 
 namespace ringspan {
 namespace {

@@ -114,10 +114,13 @@ def inputs_of(case: Case) -> list[np.ndarray]:
     return [*rounded, dlse.astype(np.float32).astype(np.float64) * case.lse_grad]
 
 
-def expect(case: Case) -> oracle.Result:
-    """The right answer, global."""
+def expect(case: Case, world: int = 1) -> oracle.Result:
+    """The right answer, global. Queries that no rank holds give no gradient."""
     q, k, v, dout, dlse = inputs_of(case)
-    return oracle.attend(q, k, v, oracle.keep_of(case.mask, q.shape[2], k.shape[2]), dout, dlse, case.scale)
+    held = np.concatenate(oracle.holdings(case.split, case.seq_len, world))
+    asked = np.isin(np.arange(case.seq_len), held)
+    keep = oracle.keep_of(case.mask, q.shape[2], k.shape[2]) & asked[None, :, None]
+    return oracle.attend(q, k, v, keep, dout, dlse, case.scale)
 
 
 def positions_of(case: Case, rank: int, world: int) -> tuple[np.ndarray, np.ndarray]:
@@ -170,9 +173,12 @@ def run_case(case: Case, group: Any, rank: int, world: int) -> Local:
     return Local(out, stats, *bnsd, *positions_of(case, rank, world))
 
 
-def deviations(case: Case, local: Local) -> dict[str, np.ndarray | float]:
-    """For each result: local minus expected, and inf where padding or an empty row is not exactly as promised."""
-    expected = expect(case)
+def errors_of(case: Case, group: Any, rank: int, world: int) -> dict[str, float]:
+    """Largest error of each result on this rank, relative to the largest value of the whole reference.
+
+    inf where padding or an empty row is not exactly as promised.
+    """
+    local, expected = run_case(case, group, rank, world), expect(case, world)
     pairs = {
         "out": (local.out, expected.out, local.q_positions),
         "lse": (local.stats.lse, expected.lse, local.q_positions),
@@ -191,14 +197,9 @@ def deviations(case: Case, local: Local) -> dict[str, np.ndarray | float]:
     return found
 
 
-def errors_of(case: Case, group: Any, rank: int, world: int) -> dict[str, float]:
-    """Largest error of each result on this rank, relative to the largest value of the whole reference."""
-    return deviations(case, run_case(case, group, rank, world))
-
-
 def squared_errors_of(case: Case, group: Any, rank: int, world: int) -> dict[str, tuple[float, int]]:
     """Sum of squared errors and number of elements of each result on this rank."""
-    local, expected = run_case(case, group, rank, world), expect(case)
+    local, expected = run_case(case, group, rank, world), expect(case, world)
     found = {}
     for name in NAMES:
         got = (local.stats.lse if name == "lse" else getattr(local, name)).detach().double().numpy()

@@ -136,10 +136,11 @@ def holdings(split: tuple, seq_len: int, world: int) -> list[Array]:
 
 def take_rows(array: Array, positions: Array, axis: int = 2) -> Array:
     """Rows of `array` at global positions; padding rows are 0."""
-    picked = np.take(array, np.maximum(positions, 0), axis=axis)
-    shape = [1] * array.ndim
+    shape = list(array.shape)
     shape[axis] = len(positions)
-    return np.where((positions >= 0).reshape(shape), picked, 0.0)
+    picked = np.moveaxis(np.zeros(shape), axis, 0)
+    picked[positions >= 0] = np.moveaxis(array, axis, 0)[positions[positions >= 0]]
+    return np.moveaxis(picked, 0, axis)
 
 
 def error(got: Array, expected: Array, reference: Array | None = None) -> float:

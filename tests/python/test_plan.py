@@ -56,7 +56,7 @@ def test_json_holds_every_pair_once():
     count = torch.zeros(seq_len, seq_len, dtype=torch.int64)
     for part in json.loads(plan.to_json())["ranks"]:
         assert json.loads(plan.rank(part["rank"]).to_json()) == part
-        for step in part["forward"]:
+        for step in plan.rank(part["rank"]).forward:
             for tile in step["tiles"]:
                 for row in range(tile["q_rows"]):
                     for column in range(tile["kv_rows"]):

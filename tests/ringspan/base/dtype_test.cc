@@ -1,12 +1,13 @@
 #include "ringspan/base/dtype.h"
 
-#include <gtest/gtest.h>
-
 #include <bit>
 #include <cmath>
 #include <limits>
 
+#include <gtest/gtest.h>
+
 #include "ringspan/base/error.h"
+
 #include "tests/ringspan/support/array.h"
 
 namespace ringspan {

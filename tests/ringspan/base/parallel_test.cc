@@ -1,12 +1,12 @@
 #include "ringspan/base/parallel.h"
 
-#include <gtest/gtest.h>
-
 #include <atomic>
 #include <stdexcept>
 #include <string>
 #include <thread>
 #include <vector>
+
+#include <gtest/gtest.h>
 
 namespace ringspan {
 namespace {

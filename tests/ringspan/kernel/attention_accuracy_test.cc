@@ -1,13 +1,14 @@
 // Every kernel against the oracle, over sizes, dtypes, masks and head groupings. The full product would run for hours;
 // instead case i takes the i-th value of each list, at strides that have no common divisor with the lists' lengths, so
 // that every value meets most values of the other lists.
-#include <gtest/gtest.h>
-
 #include <algorithm>
 #include <tuple>
 #include <vector>
 
+#include <gtest/gtest.h>
+
 #include "ringspan/kernel/attention.h"
+
 #include "tests/ringspan/support/attention_case.h"
 
 namespace ringspan::test {
@@ -54,8 +55,15 @@ std::vector<CaseSpec> accuracy_cases() {
   // What the product above must not miss: each common head dim, full and causal, at the block edges.
   for (const DType dtype : kDTypes) {
     for (const int64_t dim : {64, 128}) {
-      cases.push_back({.dtype = dtype, .q_heads = 2, .kv_heads = 1, .q_len = 400, .kv_len = 400, .qk_dim = dim,
-                       .v_dim = dim, .mask = dim == 64 ? MaskKind::kCausal : MaskKind::kFull, .seed = 200});
+      cases.push_back({.dtype = dtype,
+                       .q_heads = 2,
+                       .kv_heads = 1,
+                       .q_len = 400,
+                       .kv_len = 400,
+                       .qk_dim = dim,
+                       .v_dim = dim,
+                       .mask = dim == 64 ? MaskKind::kCausal : MaskKind::kFull,
+                       .seed = 200});
     }
   }
   return cases;
@@ -97,8 +105,15 @@ class AttentionReferenceTest : public ::testing::TestWithParam<MaskKind> {};
 
 TEST_P(AttentionReferenceTest, MatchesTheOracle) {
   for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16, DType::kF64}) {
-    const auto c = make_case({.dtype = dtype, .batch = 2, .q_heads = 4, .kv_heads = 2, .q_len = 21, .kv_len = 34,
-                              .qk_dim = 5, .v_dim = 3, .mask = GetParam()});
+    const auto c = make_case({.dtype = dtype,
+                              .batch = 2,
+                              .q_heads = 4,
+                              .kv_heads = 2,
+                              .q_len = 21,
+                              .kv_len = 34,
+                              .qk_dim = 5,
+                              .v_dim = 3,
+                              .mask = GetParam()});
     expect_accurate(*c, run_forward(*c, reference_kernels()));
     expect_accurate(*c, run_forward(*c, reference_kernels(), {.order = {2, 0, 3, 1}, .gap = 2, .num_calls = 3}));
     expect_accurate(*c, run_backward(*c, reference_kernels(), {.num_calls = 2}));
@@ -110,8 +125,15 @@ INSTANTIATE_TEST_SUITE_P(Masks, AttentionReferenceTest, ::testing::ValuesIn(kAll
 
 // Kernels against the reference directly: two judges that share no code must agree on the same call.
 TEST(AttentionJudgesTest, KernelsMatchTheReference) {
-  const auto c = make_case({.batch = 2, .q_heads = 4, .kv_heads = 2, .q_len = 70, .kv_len = 45, .qk_dim = 24, .v_dim = 16,
-                            .mask = MaskKind::kStrided, .scale = 0.31});
+  const auto c = make_case({.batch = 2,
+                            .q_heads = 4,
+                            .kv_heads = 2,
+                            .q_len = 70,
+                            .kv_len = 45,
+                            .qk_dim = 24,
+                            .v_dim = 16,
+                            .mask = MaskKind::kStrided,
+                            .scale = 0.31});
   const ForwardResult want = run_forward(*c, reference_kernels());
   const BackwardResult want_grads = run_backward(*c, reference_kernels());
   for (const Target& target : all_targets()) {

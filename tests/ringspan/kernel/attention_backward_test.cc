@@ -1,11 +1,12 @@
 // The contracts of backward that no accuracy test sees: what is overwritten, what is added to, and when.
-#include <gtest/gtest.h>
-
 #include <cmath>
 #include <thread>
 #include <vector>
 
+#include <gtest/gtest.h>
+
 #include "ringspan/kernel/attention.h"
+
 #include "tests/ringspan/support/attention_case.h"
 
 namespace ringspan::test {
@@ -55,9 +56,16 @@ Array sum_of(const Array& a, const Array& b) {
 }
 
 TEST_P(AttentionBackwardTest, AddsOnlyWhereAsked) {
-  const auto c = make_case({.batch = 2, .q_heads = 4, .kv_heads = 2, .q_len = 50, .kv_len = 80, .qk_dim = 24, .v_dim = 8,
+  const auto c = make_case({.batch = 2,
+                            .q_heads = 4,
+                            .kv_heads = 2,
+                            .q_len = 50,
+                            .kv_len = 80,
+                            .qk_dim = 24,
+                            .v_dim = 8,
                             .mask = MaskKind::kPartial});
-  const Array dq0 = random_array(90, c->inputs.q.size, DType::kF32), dk0 = random_array(91, c->inputs.k.size, DType::kF32),
+  const Array dq0 = random_array(90, c->inputs.q.size, DType::kF32),
+              dk0 = random_array(91, c->inputs.k.size, DType::kF32),
               dv0 = random_array(92, c->inputs.v.size, DType::kF32);
   for (const bool dq_begin : {false, true}) {
     for (const bool dkv_begin : {false, true}) {
@@ -102,8 +110,16 @@ TEST_P(AttentionBackwardTest, WaitsForTheOtherPartsOfDkAndDv) {
 // forward, row_delta and backward of the library chained, with a gradient that comes in through lse.
 TEST_P(AttentionBackwardTest, ChainMatchesTheOracle) {
   for (const DType dtype : {DType::kF32, DType::kF64}) {
-    const auto c = make_case({.dtype = dtype, .batch = 2, .q_heads = 4, .kv_heads = 2, .q_len = 90, .kv_len = 120,
-                              .qk_dim = 24, .v_dim = 16, .mask = MaskKind::kBottomRight, .scale = 0.31});
+    const auto c = make_case({.dtype = dtype,
+                              .batch = 2,
+                              .q_heads = 4,
+                              .kv_heads = 2,
+                              .q_len = 90,
+                              .kv_len = 120,
+                              .qk_dim = 24,
+                              .v_dim = 16,
+                              .mask = MaskKind::kBottomRight,
+                              .scale = 0.31});
     const ForwardResult forward = run_forward(*c, kernels());
     const Tensor out(forward.out, dtype), dlse(c->dlse, dtype);
     BackwardCall call(*c, c->inputs.q, c->inputs.k, c->inputs.v);
@@ -122,8 +138,14 @@ TEST_P(AttentionBackwardTest, ChainMatchesTheOracle) {
 TEST_P(AttentionBackwardTest, ExpandedInputsChangeNoBit) {
   const int64_t heads = 4, q_len = 60, kv_len = 70, dim = 16;
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
-    AttentionCase c({.dtype = dtype, .q_heads = heads, .kv_heads = heads, .q_len = q_len, .kv_len = kv_len,
-                     .qk_dim = dim, .v_dim = dim, .mask = MaskKind::kCausal});
+    AttentionCase c({.dtype = dtype,
+                     .q_heads = heads,
+                     .kv_heads = heads,
+                     .q_len = q_len,
+                     .kv_len = kv_len,
+                     .qk_dim = dim,
+                     .v_dim = dim,
+                     .mask = MaskKind::kCausal});
     const Tensor one_k(random_array(1, {1, 1, kv_len, dim}, dtype), dtype);
     for_each_index(c.inputs.k.size, [&](int64_t b, int64_t n, int64_t s, int64_t d) {
       c.inputs.k.at(b, n, s, d) = one_k.array().data[static_cast<std::size_t>(s * dim + d)];
@@ -148,8 +170,13 @@ TEST_P(AttentionBackwardTest, ExpandedInputsChangeNoBit) {
 
     Tensor out(dtype, c.want.out.size), max(DType::kF32, c.want.lse.size), sum(DType::kF32, c.want.lse.size),
         lse(DType::kF32, c.want.lse.size);
-    ForwardArgs args{.q = call.q.view(), .k = k, .v = call.v.view(), .tiles = c.tiles, .scale = c.inputs.scale,
-                     .state = {}, .output = {out.view(), max.view(), sum.view(), lse.view()}};
+    ForwardArgs args{.q = call.q.view(),
+                     .k = k,
+                     .v = call.v.view(),
+                     .tiles = c.tiles,
+                     .scale = c.inputs.scale,
+                     .state = {},
+                     .output = {out.view(), max.view(), sum.view(), lse.view()}};
     kernels().forward(args, workspace, Serial());
     expect_same(ForwardResult{out.array(), max.array(), sum.array(), lse.array()}, want_forward);
   }

@@ -1,13 +1,14 @@
 // What one attention call promises beyond its numbers: parts add up to the whole, and neither layout, threads, earlier
 // calls nor repetition change a bit.
-#include <gtest/gtest.h>
-
 #include <algorithm>
 #include <cmath>
 #include <memory>
 #include <vector>
 
+#include <gtest/gtest.h>
+
 #include "ringspan/kernel/attention.h"
+
 #include "tests/ringspan/support/attention_case.h"
 
 namespace ringspan::test {
@@ -32,11 +33,18 @@ class AttentionCallsTest : public ::testing::TestWithParam<Target> {
 TEST_P(AttentionCallsTest, PartsOfTheKeysAddUpToTheWhole) {
   const DType dtypes[] = {DType::kF32, DType::kBF16, DType::kF16, DType::kF64};
   for (int64_t i = 0; i < 10; ++i) {
-    CaseSpec spec{.dtype = dtypes[i % 4], .batch = 1 + i % 2, .q_heads = 4, .kv_heads = 2, .q_len = 70 + 13 * i,
-                  .kv_len = 310 - 29 * i, .qk_dim = 24, .v_dim = 40, .mask = kAllMasks[i]};
+    CaseSpec spec{.dtype = dtypes[i % 4],
+                  .batch = 1 + i % 2,
+                  .q_heads = 4,
+                  .kv_heads = 2,
+                  .q_len = 70 + 13 * i,
+                  .kv_len = 310 - 29 * i,
+                  .qk_dim = 24,
+                  .v_dim = 40,
+                  .mask = kAllMasks[i]};
     SCOPED_TRACE(spec.name());
     const auto c = make_case(spec);
-    for (int64_t num_calls = 2; num_calls <= 4; ++num_calls) {
+    for (int64_t num_calls = 2; num_calls <= (GetParam().is_slow ? 2 : 4); ++num_calls) {
       expect_accurate(*c, run_forward(*c, kernels(), {.num_calls = num_calls}));
       expect_accurate(*c, run_backward(*c, kernels(), {.num_calls = num_calls}));
     }
@@ -44,13 +52,24 @@ TEST_P(AttentionCallsTest, PartsOfTheKeysAddUpToTheWhole) {
 }
 
 TEST_P(AttentionCallsTest, LayoutChangesNoBit) {
-  const std::pair<std::array<int, 4>, int64_t> layouts[] = {
-      {order_of(Layout::kBSND), 1}, {order_of(Layout::kBSH), 1}, {order_of(Layout::kSBH), 1},
-      {{0, 1, 3, 2}, 1},            {{3, 2, 1, 0}, 1},           {{1, 2, 0, 3}, 2}};
+  const std::pair<std::array<int, 4>, int64_t> layouts[] = {{order_of(Layout::kBSND), 1},
+                                                            {order_of(Layout::kBSH), 1},
+                                                            {order_of(Layout::kSBH), 1},
+                                                            {{0, 1, 3, 2}, 1},
+                                                            {{3, 2, 1, 0}, 1},
+                                                            {{1, 2, 0, 3}, 2}};
   for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16, DType::kF64}) {
     for (const auto& [q_len, kv_len] : {std::pair<int64_t, int64_t>{75, 290}, {1, 300}}) {
-      const auto c = make_case({.dtype = dtype, .batch = 2, .q_heads = 4, .kv_heads = 2, .q_len = q_len, .kv_len = kv_len,
-                                .qk_dim = 33, .v_dim = 64, .mask = MaskKind::kBottomRight});
+      if (GetParam().is_slow && q_len > 1) continue;
+      const auto c = make_case({.dtype = dtype,
+                                .batch = 2,
+                                .q_heads = 4,
+                                .kv_heads = 2,
+                                .q_len = q_len,
+                                .kv_len = kv_len,
+                                .qk_dim = 33,
+                                .v_dim = 64,
+                                .mask = MaskKind::kBottomRight});
       const ForwardResult want = run_forward(*c, kernels());
       const BackwardResult want_grads = run_backward(*c, kernels());
       for (const auto& [order, gap] : layouts) {
@@ -70,13 +89,21 @@ TEST_P(AttentionCallsTest, ThreadsChangeNoBit) {
     int64_t batch, q_heads, kv_heads, q_len, kv_len;
     MaskKind mask;
   };
-  const Shape shapes[] = {{2, 4, 2, 200, 300, MaskKind::kCausal},   {1, 6, 1, 130, 400, MaskKind::kSplit},
-                          {1, 1, 1, 400, 400, MaskKind::kCausal},   {1, 1, 1, 1, 3000, MaskKind::kFull},
+  const Shape shapes[] = {{2, 4, 2, 200, 300, MaskKind::kCausal},     {1, 6, 1, 130, 400, MaskKind::kSplit},
+                          {1, 1, 1, 400, 400, MaskKind::kCausal},     {1, 1, 1, 1, 3000, MaskKind::kFull},
                           {1, 1, 1, 3, 1500, MaskKind::kBottomRight}, {1, 1, 1, 900, 40, MaskKind::kFull}};
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
     for (const Shape& shape : shapes) {
-      CaseSpec spec{.dtype = dtype, .batch = shape.batch, .q_heads = shape.q_heads, .kv_heads = shape.kv_heads,
-                    .q_len = shape.q_len, .kv_len = shape.kv_len, .qk_dim = 16, .v_dim = 16, .mask = shape.mask};
+      if (GetParam().is_slow && shape.kv_len < 1000) continue;
+      CaseSpec spec{.dtype = dtype,
+                    .batch = shape.batch,
+                    .q_heads = shape.q_heads,
+                    .kv_heads = shape.kv_heads,
+                    .q_len = shape.q_len,
+                    .kv_len = shape.kv_len,
+                    .qk_dim = 16,
+                    .v_dim = 16,
+                    .mask = shape.mask};
       SCOPED_TRACE(spec.name());
       const auto c = make_case(spec);
       const ForwardResult want = run_forward(*c, kernels());
@@ -95,15 +122,22 @@ TEST_P(AttentionCallsTest, ThreadsChangeNoBit) {
 TEST_P(AttentionCallsTest, EarlierCallsChangeNoBit) {
   const ThreadPool pool(3);
   for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF64}) {
-    const CaseSpec spec{.dtype = dtype, .batch = 2, .q_heads = 2, .kv_heads = 1, .q_len = 150, .kv_len = 270,
-                        .qk_dim = 20, .v_dim = 36, .mask = MaskKind::kDocuments};
+    const CaseSpec spec{.dtype = dtype,
+                        .batch = 2,
+                        .q_heads = 2,
+                        .kv_heads = 1,
+                        .q_len = 150,
+                        .kv_len = 270,
+                        .qk_dim = 20,
+                        .v_dim = 36,
+                        .mask = MaskKind::kDocuments};
     const auto c = make_case(spec);
     const ForwardResult want = run_forward(*c, kernels());
     const BackwardResult want_grads = run_backward(*c, kernels());
     Workspace workspace;
     std::byte* scratch = workspace.reserve(Workspace::kBudgetBytes);
     std::fill(scratch, scratch + (std::size_t{8} << 20), std::byte{0xFF});
-    for (int repeat = 0; repeat < 5; ++repeat) {
+    for (int repeat = 0; repeat < (GetParam().is_slow ? 1 : 5); ++repeat) {
       expect_same(run_forward(*c, kernels(), {.parallel = &pool, .workspace = &workspace}), want);
       expect_same(run_backward(*c, kernels(), {.parallel = &pool, .workspace = &workspace}), want_grads);
     }
@@ -113,15 +147,28 @@ TEST_P(AttentionCallsTest, EarlierCallsChangeNoBit) {
 // A state that has not been finished is a SoftmaxState like any other: merge() and finish() understand it.
 TEST_P(AttentionCallsTest, UnfinishedStatesMerge) {
   for (const DType dtype : {DType::kF32, DType::kF64}) {
-    const auto c = make_case({.dtype = dtype, .batch = 2, .q_heads = 2, .kv_heads = 1, .q_len = 60, .kv_len = 90,
-                              .qk_dim = 8, .v_dim = 12, .mask = MaskKind::kCausal});
+    const auto c = make_case({.dtype = dtype,
+                              .batch = 2,
+                              .q_heads = 2,
+                              .kv_heads = 1,
+                              .q_len = 60,
+                              .kv_len = 90,
+                              .qk_dim = 8,
+                              .v_dim = 12,
+                              .mask = MaskKind::kCausal});
     const Tensor q(c->inputs.q, dtype), k(c->inputs.k, dtype), v(c->inputs.v, dtype);
     const OwnedSoftmaxState low(dtype, 2, 2, 60, 12), high(dtype, 2, 2, 60, 12);
     Workspace workspace;
     for (const bool upper : {false, true}) {
       const std::vector<Tile> tiles = cut_tiles(c->tiles, upper ? 40 : 0, upper ? 90 : 40);
-      ForwardArgs args{.q = q.view(), .k = k.view(), .v = v.view(), .tiles = tiles, .scale = c->inputs.scale,
-                       .state = upper ? high.state() : low.state(), .finish = false, .output = {}};
+      ForwardArgs args{.q = q.view(),
+                       .k = k.view(),
+                       .v = v.view(),
+                       .tiles = tiles,
+                       .scale = c->inputs.scale,
+                       .state = upper ? high.state() : low.state(),
+                       .finish = false,
+                       .output = {}};
       kernels().forward(args, workspace, Serial());
     }
     merge(low.state(), high.state());
@@ -136,16 +183,29 @@ TEST_P(AttentionCallsTest, UnfinishedStatesMerge) {
 TEST_P(AttentionCallsTest, StateInTheOutputChangesNoBit) {
   for (const DType dtype : {DType::kF32, DType::kF64}) {
     for (const int64_t q_len : {1, 60}) {
-      const auto c = make_case({.dtype = dtype, .batch = 2, .q_heads = 4, .kv_heads = 2, .q_len = q_len, .kv_len = 300,
-                                .qk_dim = 8, .v_dim = 12, .mask = MaskKind::kBottomRight});
+      const auto c = make_case({.dtype = dtype,
+                                .batch = 2,
+                                .q_heads = 4,
+                                .kv_heads = 2,
+                                .q_len = q_len,
+                                .kv_len = 300,
+                                .qk_dim = 8,
+                                .v_dim = 12,
+                                .mask = MaskKind::kBottomRight});
       const Tensor q(c->inputs.q, dtype), k(c->inputs.k, dtype), v(c->inputs.v, dtype);
       Tensor out(dtype, c->want.out.size), max(dtype, c->want.lse.size), sum(dtype, c->want.lse.size),
           lse(dtype, c->want.lse.size);
       Workspace workspace;
       for (int64_t call = 0; call < 3; ++call) {
         const std::vector<Tile> tiles = cut_tiles(c->tiles, 100 * call, 100 * (call + 1));
-        ForwardArgs args{.q = q.view(), .k = k.view(), .v = v.view(), .tiles = tiles, .scale = c->inputs.scale,
-                         .state = {max.view(), sum.view(), out.view()}, .begin = call == 0, .finish = call == 2,
+        ForwardArgs args{.q = q.view(),
+                         .k = k.view(),
+                         .v = v.view(),
+                         .tiles = tiles,
+                         .scale = c->inputs.scale,
+                         .state = {max.view(), sum.view(), out.view()},
+                         .begin = call == 0,
+                         .finish = call == 2,
                          .output = {out.view(), max.view(), sum.view(), lse.view()}};
         kernels().forward(args, workspace, Serial());
       }
@@ -173,11 +233,18 @@ TEST_P(AttentionCallsTest, WithoutTilesEveryRowIsEmpty) {
 
 // A call in the middle that brings nothing leaves the state as it was.
 TEST_P(AttentionCallsTest, ACallWithoutTilesKeepsTheState) {
-  const auto c = make_case({.batch = 1, .q_heads = 2, .kv_heads = 2, .q_len = 40, .kv_len = 30, .mask = MaskKind::kWindow});
+  const auto c =
+      make_case({.batch = 1, .q_heads = 2, .kv_heads = 2, .q_len = 40, .kv_len = 30, .mask = MaskKind::kWindow});
   const Tensor q(c->inputs.q, DType::kF32), k(c->inputs.k, DType::kF32), v(c->inputs.v, DType::kF32);
   const OwnedSoftmaxState owned(DType::kF32, 1, 2, 40, 16);
-  ForwardArgs args{.q = q.view(), .k = k.view(), .v = v.view(), .tiles = c->tiles, .scale = c->inputs.scale,
-                   .state = owned.state(), .finish = false, .output = {}};
+  ForwardArgs args{.q = q.view(),
+                   .k = k.view(),
+                   .v = v.view(),
+                   .tiles = c->tiles,
+                   .scale = c->inputs.scale,
+                   .state = owned.state(),
+                   .finish = false,
+                   .output = {}};
   Workspace workspace;
   kernels().forward(args, workspace, Serial());
   const Array acc = Tensor::to_array(owned.state().acc), max = Tensor::to_array(owned.state().max);

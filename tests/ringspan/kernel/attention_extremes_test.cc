@@ -1,12 +1,13 @@
 // Scores at the ends of what exp() can take, scales of every sign, and partial results whose maxima lie far apart.
-#include <gtest/gtest.h>
-
 #include <algorithm>
 #include <cmath>
 #include <limits>
 #include <vector>
 
+#include <gtest/gtest.h>
+
 #include "ringspan/kernel/attention.h"
+
 #include "tests/ringspan/support/attention_case.h"
 
 namespace ringspan::test {
@@ -21,8 +22,15 @@ TEST_P(AttentionExtremesTest, ScaleOfAnySize) {
   const DType dtypes[] = {DType::kF32, DType::kF64, DType::kBF16, DType::kF16};
   int64_t i = 0;
   for (const double scale : {-0.5, 0.0, 0.31, -1e-3, 1.0}) {
-    const auto c = make_case({.dtype = dtypes[i % 4], .q_heads = 4, .kv_heads = 2, .q_len = 90, .kv_len = 130,
-                              .qk_dim = 24, .v_dim = 16, .mask = kAllMasks[(i + 1) % 10], .scale = scale});
+    const auto c = make_case({.dtype = dtypes[i % 4],
+                              .q_heads = 4,
+                              .kv_heads = 2,
+                              .q_len = 90,
+                              .kv_len = 130,
+                              .qk_dim = 24,
+                              .v_dim = 16,
+                              .mask = kAllMasks[(i + 1) % 10],
+                              .scale = scale});
     SCOPED_TRACE(::testing::Message() << c->spec << " scale " << scale);
     expect_accurate(*c, run_forward(*c, kernels()));
     expect_accurate(*c, run_forward(*c, kernels(), {.num_calls = 3}));
@@ -34,7 +42,12 @@ TEST_P(AttentionExtremesTest, ScaleOfAnySize) {
 // Scores of exactly +-1e4: each query has one entry of +-100, each key only entries of +-100.
 TEST_P(AttentionExtremesTest, ScoresOfTenThousand) {
   for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16, DType::kF64}) {
-    CaseSpec spec{.dtype = dtype, .q_heads = 2, .kv_heads = 2, .q_len = 130, .kv_len = 290, .mask = MaskKind::kCausal,
+    CaseSpec spec{.dtype = dtype,
+                  .q_heads = 2,
+                  .kv_heads = 2,
+                  .q_len = 130,
+                  .kv_len = 290,
+                  .mask = MaskKind::kCausal,
                   .scale = 1.0};
     AttentionCase c(spec);
     for_each_index(c.inputs.q.size, [&](int64_t b, int64_t n, int64_t s, int64_t d) {
@@ -46,8 +59,8 @@ TEST_P(AttentionExtremesTest, ScoresOfTenThousand) {
     c.want_grads = oracle_backward(c.inputs, c.want, c.dout, c.dlse);
     ASSERT_EQ(*std::max_element(c.want.max.data.begin(), c.want.max.data.end()), 1e4);
     ASSERT_EQ(*std::min_element(c.want.max.data.begin(), c.want.max.data.end()), -1e4);
-    // In fp32 a score of 1e4, counted in powers of two, has a spacing of 2^-10: weights may be off by 7e-4, but those of
-    // equal scores alike.
+    // In fp32 a score of 1e4, counted in powers of two, has a spacing of 2^-10: weights may be off by 7e-4, though
+    // those of equal scores alike.
     const double tolerance = dtype == DType::kF64 ? 1e-10 : dtype == DType::kBF16 ? 8e-3 : 1e-3;
     for (const int64_t num_calls : {1, 3}) {
       const ForwardResult got = run_forward(c, kernels(), {.num_calls = num_calls});
@@ -67,8 +80,16 @@ TEST_P(AttentionExtremesTest, ScoresOfTenThousand) {
 // Large random scores: whatever fp32 makes of them, everything is finite and `out` lies among the values.
 TEST_P(AttentionExtremesTest, LargeRandomScoresStayFinite) {
   for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
-    const auto c = make_case({.dtype = dtype, .q_heads = 2, .kv_heads = 1, .q_len = 70, .kv_len = 300, .qk_dim = 64,
-                              .v_dim = 8, .mask = MaskKind::kBottomRight, .scale = 1.0, .amplitude = 30});
+    const auto c = make_case({.dtype = dtype,
+                              .q_heads = 2,
+                              .kv_heads = 1,
+                              .q_len = 70,
+                              .kv_len = 300,
+                              .qk_dim = 64,
+                              .v_dim = 8,
+                              .mask = MaskKind::kBottomRight,
+                              .scale = 1.0,
+                              .amplitude = 30});
     double largest = 0;
     for (const double v : c->inputs.v.data) largest = std::max(largest, std::abs(v));
     for (const double out : run_forward(*c, kernels(), {.num_calls = 2}).out.data) ASSERT_LE(std::abs(out), largest);
@@ -109,7 +130,12 @@ TEST_P(AttentionExtremesTest, PartsWithFarApartMaxima) {
 // Scores that grow from key to key make each block raise the maximum; falling ones leave it to the first block.
 TEST_P(AttentionExtremesTest, RisingAndFallingScores) {
   for (const double slope : {0.5, -0.5, 7.0, -7.0}) {
-    AttentionCase c({.q_heads = 1, .q_len = 40, .kv_len = 700, .qk_dim = 4, .v_dim = 8, .mask = MaskKind::kBottomRight,
+    AttentionCase c({.q_heads = 1,
+                     .q_len = 40,
+                     .kv_len = 700,
+                     .qk_dim = 4,
+                     .v_dim = 8,
+                     .mask = MaskKind::kBottomRight,
                      .scale = 1.0});
     for_each_index(c.inputs.k.size, [&](int64_t b, int64_t n, int64_t s, int64_t d) {
       c.inputs.k.at(b, n, s, d) = d == 0 ? 3 + slope * static_cast<double>(s) : 0;

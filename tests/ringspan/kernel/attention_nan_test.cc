@@ -1,12 +1,13 @@
 // NaN and infinity reach exactly the rows that keep them. Bad values are put into single rows inside of tiles, next to
 // rows that must stay as they were: 0 * NaN is the trap.
-#include <gtest/gtest.h>
-
 #include <cmath>
 #include <limits>
 #include <vector>
 
+#include <gtest/gtest.h>
+
 #include "ringspan/kernel/attention.h"
+
 #include "tests/ringspan/support/attention_case.h"
 
 namespace ringspan::test {
@@ -24,8 +25,8 @@ struct Bad {
 };
 
 // Row 20 of the q blocks, the last rows, and rows in the middle of a key block.
-constexpr Bad kBad[] = {{Where::kK, 133, kNan},       {Where::kK, 280, kInfinity}, {Where::kV, 77, kNan},
-                        {Where::kV, 200, -kInfinity}, {Where::kQ, 20, kNan},       {Where::kQ, 250, kInfinity},
+constexpr Bad kBad[] = {{Where::kK, 133, kNan},       {Where::kK, 280, kInfinity},   {Where::kV, 77, kNan},
+                        {Where::kV, 200, -kInfinity}, {Where::kQ, 20, kNan},         {Where::kQ, 250, kInfinity},
                         {Where::kDout, 100, kNan},    {Where::kDout, 255, kInfinity}};
 
 Array& array_of(AttentionCase& c, Where where) {
@@ -89,6 +90,7 @@ TEST_P(AttentionNanTest, BadValuesReachOnlyTheRowsThatKeepThem) {
   const ThreadPool pool(2);
   for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16, DType::kF64}) {
     for (const MaskKind mask : {MaskKind::kCausal, MaskKind::kWindow, MaskKind::kScattered}) {
+      if (GetParam().is_slow && (mask != MaskKind::kWindow || dtype == DType::kF16)) continue;
       const CaseSpec spec{.dtype = dtype, .q_heads = 2, .kv_heads = 1, .q_len = 260, .kv_len = 300, .mask = mask};
       const AttentionCase clean(spec);
       const ForwardResult want = run_forward(clean, kernels);

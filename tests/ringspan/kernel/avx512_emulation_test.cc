@@ -2,13 +2,14 @@
 // CPU lacks the real one, so that nothing is tested twice.
 #ifdef RINGSPAN_EMULATE_AVX512
 
-#include <gtest/gtest.h>
-
 #include <algorithm>
+
+#include <gtest/gtest.h>
 
 #include "ringspan/kernel/backward_call.h"
 #include "ringspan/kernel/call_support.h"
 #include "ringspan/kernel/forward_call.h"
+
 #include "tests/ringspan/support/attention_case.h"
 
 namespace ringspan {
@@ -44,7 +45,7 @@ Kernels emulated_kernels(bool has_bf16_dot) {
 }
 
 const bool kIsAdded = [] {
-  if (is_needed()) added_targets().push_back({"emulated_avx512_bf16", emulated_kernels(true)});
+  if (is_needed()) added_targets().push_back({"emulated_avx512_bf16", emulated_kernels(true), true});
   return is_needed();
 }();
 
@@ -52,8 +53,14 @@ const bool kIsAdded = [] {
 TEST(EmulatedAvx512Test, WidensBf16) {
   if (!kIsAdded) GTEST_SKIP() << "the real kernels are tested instead";
   for (const int64_t dim : {64, 33}) {
-    const auto c = make_case({.dtype = DType::kBF16, .q_heads = 2, .kv_heads = 1, .q_len = 100, .kv_len = 150,
-                              .qk_dim = dim, .v_dim = dim, .mask = MaskKind::kBottomRight});
+    const auto c = make_case({.dtype = DType::kBF16,
+                              .q_heads = 2,
+                              .kv_heads = 1,
+                              .q_len = 100,
+                              .kv_len = 150,
+                              .qk_dim = dim,
+                              .v_dim = dim,
+                              .mask = MaskKind::kBottomRight});
     expect_accurate(*c, run_forward(*c, emulated_kernels(false)));
     expect_accurate(*c, run_backward(*c, emulated_kernels(false)));
   }
@@ -66,9 +73,10 @@ TEST(EmulatedAvx512Test, RowDelta) {
     const DType wide = accumulator_of(dtype);
     const Tensor out(rounded(c->want.out, dtype), dtype), dout(c->dout, dtype), dlse(c->dlse, wide);
     Tensor delta(wide, c->dlse.size);
-    table_for(wide, false).row_delta({kernel::raw_view(out.view()), kernel::raw_view(dout.view()),
-                                      kernel::raw_view(dlse.view()), kernel::raw_view(delta.view())},
-                                     0, 0, 0, 20);
+    table_for(wide, false)
+        .row_delta({kernel::raw_view(out.view()), kernel::raw_view(dout.view()), kernel::raw_view(dlse.view()),
+                    kernel::raw_view(delta.view())},
+                   0, 0, 0, 20);
     const Array rounded_out = out.array();
     Array want(c->dlse.size);
     for_each_index(rounded_out.size, [&](int64_t b, int64_t n, int64_t s, int64_t d) {

@@ -1,11 +1,11 @@
-// The AVX-512 intrinsics that the kernels use, written with vector extensions that any machine runs. The kernel text
-// includes this instead of <immintrin.h> when a test compiles it for a machine without AVX-512 (RINGSPAN_INTRINSICS_HEADER).
-// The functions live in the namespace of the kernels, where they hide the real ones.
+// The AVX-512 intrinsics that the kernels use, written with vector extensions and AVX2. The kernel text includes this
+// instead of <immintrin.h> (RINGSPAN_INTRINSICS_HEADER) when a test compiles it for a machine without AVX-512. The
+// functions live in the namespace of the kernels, where they hide the real ones.
 #pragma once
 
-#include <immintrin.h>
-
 #include <cstdint>
+
+#include <immintrin.h>
 
 // Without optimization this one is a macro.
 #undef _mm512_cvtps_ph

@@ -1,13 +1,13 @@
 #include "ringspan/kernel/isa.h"
 
+#include <algorithm>
+#include <cstdlib>
+#include <string>
+
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
-
-#include <algorithm>
-#include <cstdlib>
-#include <string>
 
 #include "ringspan/base/error.h"
 
@@ -16,7 +16,7 @@ namespace {
 
 constexpr Isa kAllIsas[] = {Isa::kGeneric, Isa::kAvx2, Isa::kAvx512, Isa::kAvx512Bf16};
 
-// What a new process with RINGSPAN_ISA = `value` answers: a child runs the test below with the variable set, in silence.
+// What a new process with RINGSPAN_ISA = `value` answers: a child runs the test below with the variable set, silently.
 // Nothing but system calls between fork() and exec(), so that threads of other tests don't matter.
 int exit_status_with(const std::string& value, const std::string& expected) {
   char path[4096];

@@ -1,8 +1,8 @@
 #include "tests/ringspan/support/oracle.h"
 
-#include <gtest/gtest.h>
-
 #include <cmath>
+
+#include <gtest/gtest.h>
 
 #include "tests/ringspan/support/masks.h"
 
@@ -37,7 +37,7 @@ double loss(const Call& call) {
   return sum;
 }
 
-void expect_central_differences(Call call, Array Inputs::*input, const Array& gradient) {
+void expect_central_differences(Call call, Array Inputs::* input, const Array& gradient) {
   constexpr double kStep = 1e-5;
   Array& array = call.inputs.*input;
   for (std::size_t i = 0; i < array.data.size(); ++i) {

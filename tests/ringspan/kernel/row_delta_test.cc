@@ -1,8 +1,9 @@
-#include <gtest/gtest.h>
-
 #include <cmath>
 
+#include <gtest/gtest.h>
+
 #include "ringspan/kernel/attention.h"
+
 #include "tests/ringspan/support/array.h"
 #include "tests/ringspan/support/tensor.h"
 
@@ -33,7 +34,8 @@ TEST(RowDeltaTest, MatchesTheSum) {
                       dlse = random_array(3, {2, 2, rows, 1}, wide);
           Array bits;
           for (const auto& [order, gap] : {std::pair<std::array<int, 4>, int64_t>{{0, 1, 2, 3}, 1},
-                                           {order_of(Layout::kSBH), 1}, {{3, 1, 2, 0}, 2}}) {
+                                           {order_of(Layout::kSBH), 1},
+                                           {{3, 1, 2, 0}, 2}}) {
             const Tensor out_tensor(out, dtype, order, gap), dout_tensor(dout, dtype, order, gap),
                 dlse_tensor(dlse, wide, order, gap);
             Tensor delta(wide, dlse.size, order, gap, NAN);

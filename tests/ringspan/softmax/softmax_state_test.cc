@@ -1,12 +1,13 @@
 #include "ringspan/softmax/softmax_state.h"
 
-#include <gtest/gtest.h>
-
 #include <cmath>
 #include <limits>
 #include <vector>
 
+#include <gtest/gtest.h>
+
 #include "ringspan/base/error.h"
+
 #include "tests/ringspan/support/array.h"
 #include "tests/ringspan/support/tensor.h"
 

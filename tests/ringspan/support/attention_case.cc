@@ -2,17 +2,17 @@
 //   fp32   out, max, sum, lse 1e-5 and gradients 5e-5 of the largest reference value; fp64 1e-12
 //   bf16, fp16   statistics and gradients come in fp32, out in the dtype. Products of two inputs are exact in fp32,
 //          so lse and max keep the bounds of fp32. A kernel may round P and dS to the dtype to feed them to the second
-//          products, and rounds `out` on the way out. Independent errors add as squares, hence the bound on the RMS error
+//          products, and rounds `out` on the way out. Independent errors add as squares, so the RMS error is at most
 //              1.1 sqrt(rounding^2 + honest^2) + 1e-5 rms(reference)
 //          where `rounding` and `honest` are measured, by making just these roundings in the oracle (honest_errors()),
 //          and the last term is fp32 arithmetic.
 #include "tests/ringspan/support/attention_case.h"
 
-#include <gtest/gtest.h>
-
 #include <bit>
 #include <cmath>
 #include <limits>
+
+#include <gtest/gtest.h>
 
 #include "ringspan/base/error.h"
 
@@ -76,9 +76,10 @@ AttentionCase::AttentionCase(const CaseSpec& s) : spec(s) {
   tiles = std::move(mask.tiles);
   inputs.keep = std::move(mask.keep);
   inputs.scale = s.scale.value_or(1 / std::sqrt(static_cast<double>(s.qk_dim)));
-  inputs.q = amplified(random_array(4 * s.seed, {s.batch, s.q_heads, s.q_len, s.qk_dim}, s.dtype), s.amplitude, s.dtype);
-  inputs.k = amplified(random_array(4 * s.seed + 1, {s.batch, s.kv_heads, s.kv_len, s.qk_dim}, s.dtype), s.amplitude,
-                       s.dtype);
+  inputs.q =
+      amplified(random_array(4 * s.seed, {s.batch, s.q_heads, s.q_len, s.qk_dim}, s.dtype), s.amplitude, s.dtype);
+  inputs.k =
+      amplified(random_array(4 * s.seed + 1, {s.batch, s.kv_heads, s.kv_len, s.qk_dim}, s.dtype), s.amplitude, s.dtype);
   inputs.v = random_array(4 * s.seed + 2, {s.batch, s.kv_heads, s.kv_len, s.v_dim}, s.dtype);
   dout = random_array(4 * s.seed + 3, {s.batch, s.q_heads, s.q_len, s.v_dim}, s.dtype);
   dlse = random_array(4 * s.seed + 7, {s.batch, s.q_heads, s.q_len, 1}, accumulator_of(s.dtype));

@@ -12,6 +12,7 @@
 
 #include "ringspan/base/parallel.h"
 #include "ringspan/kernel/attention.h"
+
 #include "tests/ringspan/support/masks.h"
 #include "tests/ringspan/support/oracle.h"
 #include "tests/ringspan/support/tensor.h"
@@ -24,7 +25,7 @@ struct CaseSpec {
   int64_t q_len = 1, kv_len = 1, qk_dim = 16, v_dim = 16;
   MaskKind mask = MaskKind::kFull;
   std::optional<double> scale{};  // nothing = 1 / sqrt(qk_dim)
-  double amplitude = 1;         // of q and k
+  double amplitude = 1;           // of q and k
   uint64_t seed = 1;
 
   std::string name() const;  // fit for a test's name
@@ -60,6 +61,7 @@ Kernels reference_kernels();
 struct Target {
   std::string name;
   Kernels kernels;
+  bool is_slow = false;  // emulated: tests leave out repetitions
 };
 std::ostream& operator<<(std::ostream& stream, const Target& target);
 std::vector<Target> native_targets();

@@ -10,8 +10,17 @@ constexpr int64_t kOpen = int64_t{1} << 60;
 
 Tile tile_of(int64_t batch, int64_t q_row0, int64_t q_rows, int64_t kv_row0, int64_t kv_rows, int64_t lo = -kOpen,
              int64_t hi = kOpen) {
-  return {.batch = batch, .q_row0 = q_row0, .q_rows = q_rows, .q_pos0 = q_row0, .q_stride = 1, .kv_row0 = kv_row0,
-          .kv_rows = kv_rows, .kv_pos0 = kv_row0, .kv_stride = 1, .lo = lo, .hi = hi};
+  return {.batch = batch,
+          .q_row0 = q_row0,
+          .q_rows = q_rows,
+          .q_pos0 = q_row0,
+          .q_stride = 1,
+          .kv_row0 = kv_row0,
+          .kv_rows = kv_rows,
+          .kv_pos0 = kv_row0,
+          .kv_stride = 1,
+          .lo = lo,
+          .hi = hi};
 }
 
 // One tile over everything for each batch entry.
@@ -129,7 +138,7 @@ std::vector<std::vector<bool>> no_rows(int64_t batch, int64_t length) {
 }  // namespace
 
 const char* name_of(MaskKind kind) {
-  constexpr const char* kNames[] = {"full",    "causal",  "bottom_right", "window", "shifted",
+  constexpr const char* kNames[] = {"full",      "causal",  "bottom_right", "window", "shifted",
                                     "documents", "strided", "partial",      "split",  "scattered"};
   return kNames[static_cast<int>(kind)];
 }

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "ringspan/mask/tile.h"
+
 #include "tests/ringspan/support/oracle.h"
 
 namespace ringspan::test {
@@ -23,9 +24,9 @@ enum class MaskKind {
   kSplit,        // rows in two halves whose positions lie apart, as a head-tail shard holds them
   kScattered,    // random runs of keys in each row, one tile for each run
 };
-constexpr MaskKind kAllMasks[] = {MaskKind::kFull,      MaskKind::kCausal,  MaskKind::kBottomRight, MaskKind::kWindow,
-                                  MaskKind::kShifted,   MaskKind::kDocuments, MaskKind::kStrided,   MaskKind::kPartial,
-                                  MaskKind::kSplit,     MaskKind::kScattered};
+constexpr MaskKind kAllMasks[] = {MaskKind::kFull,    MaskKind::kCausal,    MaskKind::kBottomRight, MaskKind::kWindow,
+                                  MaskKind::kShifted, MaskKind::kDocuments, MaskKind::kStrided,     MaskKind::kPartial,
+                                  MaskKind::kSplit,   MaskKind::kScattered};
 const char* name_of(MaskKind kind);
 
 struct Mask {

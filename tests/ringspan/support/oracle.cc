@@ -65,8 +65,8 @@ Gradients oracle_backward(const Inputs& inputs, const Outputs& outputs, const Ar
   Gradients gradients{Array(inputs.q.size), Array(inputs.k.size), Array(inputs.v.size), Array(outputs.lse.size),
                       Array(outputs.p.size)};
   for_each_index(outputs.lse.size, [&](int64_t b, int64_t n, int64_t i, int64_t) {
-    gradients.delta.at(b, n, i) = dot(outputs.out.row(b, n, i), dout.row(b, n, i), v_dim) -
-                                  (dlse.data.empty() ? 0.0 : dlse.at(b, n, i));
+    gradients.delta.at(b, n, i) =
+        dot(outputs.out.row(b, n, i), dout.row(b, n, i), v_dim) - (dlse.data.empty() ? 0.0 : dlse.at(b, n, i));
   });
   for_each_kept(inputs, [&](int64_t b, int64_t n, int64_t g, int64_t i, int64_t j) {
     const double p = outputs.p.at(b, n, i, j);
@@ -80,8 +80,8 @@ Gradients oracle_backward(const Inputs& inputs, const Outputs& outputs, const Ar
   return gradients;
 }
 
-HonestErrors honest_errors(const Inputs& inputs, const Outputs& outputs, const Gradients& gradients,
-                           const Array& dout, DType dtype) {
+HonestErrors honest_errors(const Inputs& inputs, const Outputs& outputs, const Gradients& gradients, const Array& dout,
+                           DType dtype) {
   const int64_t qk_dim = inputs.q.size[3], v_dim = inputs.v.size[3];
   Array out(outputs.out.size), dq(inputs.q.size), dk(inputs.k.size), dv(inputs.v.size);
   for_each_kept(inputs, [&](int64_t b, int64_t n, int64_t g, int64_t i, int64_t j) {

@@ -35,12 +35,12 @@ struct Gradients {
 // `dlse` may have size 0: then it counts as 0.
 Gradients oracle_backward(const Inputs& inputs, const Outputs& outputs, const Array& dout, const Array& dlse = {});
 
-// How far an honest kernel strays that rounds P (unnormalised, e^(s - max)) and dS to `dtype` to feed them to the second
-// products, and nothing else: the oracle once more with just these roundings. RMS over all elements.
+// How far an honest kernel strays that rounds P (unnormalised, e^(s - max)) and dS to `dtype` to feed them to the
+// second products, and nothing else: the oracle once more with just these roundings. RMS over all elements.
 struct HonestErrors {
   double out = 0, dq = 0, dk = 0, dv = 0;
 };
-HonestErrors honest_errors(const Inputs& inputs, const Outputs& outputs, const Gradients& gradients,
-                           const Array& dout, DType dtype);
+HonestErrors honest_errors(const Inputs& inputs, const Outputs& outputs, const Gradients& gradients, const Array& dout,
+                           DType dtype);
 
 }  // namespace ringspan::test

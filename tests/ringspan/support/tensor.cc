@@ -33,13 +33,10 @@ Array Tensor::to_array(const ConstTensorView& view) {
 
 std::array<int, 4> order_of(Layout layout) {
   switch (layout) {
-    case Layout::kBNSD:
-      return {0, 1, 2, 3};
+    case Layout::kBNSD: return {0, 1, 2, 3};
     case Layout::kBSND:
-    case Layout::kBSH:
-      return {0, 2, 1, 3};
-    case Layout::kSBH:
-      return {2, 0, 1, 3};
+    case Layout::kBSH: return {0, 2, 1, 3};
+    case Layout::kSBH: return {2, 0, 1, 3};
   }
   throw std::logic_error("unknown layout");
 }

@@ -9,6 +9,7 @@
 #include "ringspan/base/dtype.h"
 #include "ringspan/shape/problem.h"
 #include "ringspan/view/tensor_view.h"
+
 #include "tests/ringspan/support/array.h"
 
 namespace ringspan::test {

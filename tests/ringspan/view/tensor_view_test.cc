@@ -1,12 +1,13 @@
 #include "ringspan/view/tensor_view.h"
 
-#include <gtest/gtest.h>
-
 #include <numeric>
 #include <set>
 #include <vector>
 
+#include <gtest/gtest.h>
+
 #include "ringspan/base/error.h"
+
 #include "tests/ringspan/support/array.h"
 #include "tests/ringspan/support/tensor.h"
 
