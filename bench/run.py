@@ -44,7 +44,7 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     """Reads the command line."""
     parser = argparse.ArgumentParser(description="Times kernels and ring against PyTorch's, and checks the results.")
     parser.add_argument("--quick", action="store_true", help="tiny sizes: shows that all works, times mean nothing")
-    parser.add_argument("--only", default="*", metavar="GLOB", help="rows to run, such as 'kernel/bf16/*'")
+    parser.add_argument("--only", nargs="+", default=["*"], metavar="GLOB", help="rows to run, such as 'ring/bf16/*'")
     parser.add_argument("--list", action="store_true", help="print the names of the rows and run nothing")
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="of the single process (default 1 2)")
     parser.add_argument("--budget", type=float, default=1.5, metavar="S", help="seconds for a row, at least 3 rounds")
@@ -61,11 +61,11 @@ def main(arguments: list[str]) -> int:
     parsed = parse_arguments(arguments)
     settings = Settings(parsed.quick, tuple(parsed.threads), 0.05 if parsed.quick else parsed.budget)
     selected = {
-        family: [name for name in module.names(settings) if fnmatch.fnmatch(name, parsed.only)]
+        family: [name for name in module.names(settings) if any(fnmatch.fnmatch(name, glob) for glob in parsed.only)]
         for family, module in FAMILIES.items()
     }
     if not any(selected.values()):
-        print(f"no row is named like {parsed.only!r}; --list shows the names", file=sys.stderr)
+        print(f"no row is named like {' or '.join(parsed.only)}; --list shows the names", file=sys.stderr)
         return 2
     if parsed.list:
         print("\n".join(name for names in selected.values() for name in names))

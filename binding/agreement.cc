@@ -132,8 +132,9 @@ void check_refusals(int64_t number, const std::vector<std::string>& texts) {
 
 std::string absence(const Group& group, int64_t number, const AbsentRanks& absent) {
   const std::string who = absent.ranks.empty() ? "a rank of the group or its store" : join_ranks(absent.ranks);
-  return concat("rank ", group.rank, " waited for ", who, " in call ", number, " (before step 0, transfer: header) for ",
-                group.timeout().count() / 1000.0, " s at most: ", absent.what());
+  return concat("rank ", group.rank, " waited for ", who, " in call ", number,
+                " (before step 0, transfer: header) for ", group.timeout().count() / 1000.0,
+                " s at most: ", absent.what());
 }
 
 }  // namespace
@@ -171,8 +172,8 @@ int64_t Agreement::agree(const Group& group, const Proposal& proposal) {
   try {
     const std::vector<std::string> texts = mailbox_->swap(group, number, Topic::kHeader, to_text(header));
     check_refusals(number, texts);
-    const bool same = std::all_of(texts.begin(), texts.end(),
-                                  [&](const std::string& text) { return header_of(text) == header; });
+    const bool same =
+        std::all_of(texts.begin(), texts.end(), [&](const std::string& text) { return header_of(text) == header; });
     if (same) return number;
     std::vector<Fields> by_rank;
     for (const std::string& text : mailbox_->swap(group, number, Topic::kDescription, to_text(all_fields(proposal)))) {

@@ -7,10 +7,11 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "ringspan/base/error.h"
+
 #include "binding/content_hash.h"
 #include "binding/plan_cache.h"
 #include "binding/tensors.h"
-#include "ringspan/base/error.h"
 
 namespace ringspan::binding {
 namespace {
@@ -36,8 +37,8 @@ struct Sizes {
 void split_hidden(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, int64_t num_heads,
                   Problem& problem) {
   const int64_t hidden = query.size(2);
-  RINGSPAN_CHECK(hidden % num_heads == 0 && hidden > 0, "num_heads is ", num_heads,
-                 " and the query's last size is ", hidden, "; it must be a multiple of num_heads");
+  RINGSPAN_CHECK(hidden % num_heads == 0 && hidden > 0, "num_heads is ", num_heads, " and the query's last size is ",
+                 hidden, "; it must be a multiple of num_heads");
   problem.qk_dim = hidden / num_heads;
   RINGSPAN_CHECK(key.size(2) % problem.qk_dim == 0 && key.size(2) > 0, "key's last size is ", key.size(2),
                  " and the query's head dim is ", problem.qk_dim, "; it must be a multiple of it");
@@ -60,8 +61,8 @@ void read_heads(const at::Tensor& query, const at::Tensor& key, const at::Tensor
   problem.kv_heads = key.size(head_axis);
   problem.v_dim = value.size(3);
   check_same("the head dim", problem.qk_dim, "key", key.size(3));
-  RINGSPAN_CHECK(value.size(head_axis) == problem.kv_heads, "the number of heads is ", problem.kv_heads,
-                 " in key and ", value.size(head_axis), " in value; they must be equal");
+  RINGSPAN_CHECK(value.size(head_axis) == problem.kv_heads, "the number of heads is ", problem.kv_heads, " in key and ",
+                 value.size(head_axis), " in value; they must be equal");
 }
 
 Sizes read_sizes_of(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, Layout layout,
@@ -126,8 +127,7 @@ RankPlan build_part(Problem problem, const Description& description, Schedule sc
   const Decoded decoded = decode(description);
   problem.q_len = decoded.q_len;
   problem.kv_len = decoded.kv_len;
-  return build_plan(problem, decoded.mask, decoded.q_map, decoded.kv_map, schedule,
-                    route_of(exchange, decoded.world))
+  return build_plan(problem, decoded.mask, decoded.q_map, decoded.kv_map, schedule, route_of(exchange, decoded.world))
       .rank(rank);
 }
 

@@ -9,10 +9,11 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "ringspan/plan/plan.h"
+
 #include "binding/agreement.h"
 #include "binding/decode.h"
 #include "binding/group.h"
-#include "ringspan/plan/plan.h"
 
 namespace ringspan::binding {
 

@@ -6,8 +6,9 @@
 #include <optional>
 #include <utility>
 
-#include "binding/content_hash.h"
 #include "ringspan/base/error.h"
+
+#include "binding/content_hash.h"
 
 namespace ringspan::binding {
 namespace {
@@ -17,7 +18,16 @@ constexpr size_t kMapBegin = 5, kMaskBegin = 9;
 
 enum MapKind : int64_t { kContiguous, kHeadTail, kStriped, kLengths, kSegments };
 enum MaskCode : int64_t {
-  kFull, kCausal, kWindow, kChunked, kPrefix, kDocumentLengths, kDocumentIds, kBands, kAnd, kOr
+  kFull,
+  kCausal,
+  kWindow,
+  kChunked,
+  kPrefix,
+  kDocumentLengths,
+  kDocumentIds,
+  kBands,
+  kAnd,
+  kOr
 };
 
 // Reads operands one after the other.
@@ -64,7 +74,8 @@ const Table& table_of_columns(const Description& description, int64_t index, con
 
 Corner read_corner(Reader& reader) {
   const int64_t corner = reader.next("corner");
-  RINGSPAN_CHECK(corner == 1 || corner == 2, "spec: corner is ", corner, "; it must be 1 (top-left) or 2 (bottom-right)");
+  RINGSPAN_CHECK(corner == 1 || corner == 2, "spec: corner is ", corner,
+                 "; it must be 1 (top-left) or 2 (bottom-right)");
   return corner == 1 ? Corner::kTopLeft : Corner::kBottomRight;
 }
 
@@ -127,8 +138,8 @@ MaskSpec decode_bands(const Description& description, Reader& reader, const Spec
   std::vector<Band> bands;
   for (int64_t i = 0; i < table.size[0]; ++i) {
     const int64_t* row = table.data + i * 6;
-    bands.push_back({.q_begin = row[0], .q_end = row[1], .kv_begin = row[2], .kv_end = row[3], .lo = row[4],
-                     .hi = row[5]});
+    bands.push_back(
+        {.q_begin = row[0], .q_end = row[1], .kv_begin = row[2], .kv_end = row[3], .lo = row[4], .hi = row[5]});
   }
   return MaskSpec(sizes.q_len, sizes.kv_len, {std::move(bands)});
 }

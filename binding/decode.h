@@ -1,4 +1,4 @@
-// decode: from the description that crosses the dispatcher (docs/decisions/call-description.md) to masks and shard maps.
+// decode: from the description that crosses the dispatcher (docs/decisions/call-description.md) to masks and maps.
 // No Torch in here: a table is a dense array of int64.
 #pragma once
 

@@ -80,9 +80,9 @@ class P2p final : public FlatExchange {
   c10::intrusive_ptr<c10d::Backend> backend_;
 };
 
-const Transfer& find_transfer(std::span<const Transfer> transfers, int64_t Transfer::*end, int64_t rank) {
-  const auto found = std::find_if(transfers.begin(), transfers.end(),
-                                  [&](const Transfer& transfer) { return transfer.*end == rank; });
+const Transfer& find_transfer(std::span<const Transfer> transfers, int64_t Transfer::* end, int64_t rank) {
+  const auto found =
+      std::find_if(transfers.begin(), transfers.end(), [&](const Transfer& transfer) { return transfer.*end == rank; });
   RINGSPAN_CHECK(found != transfers.end(), "plan: rank ", rank, " has no part in the transfers of a step");
   return *found;
 }

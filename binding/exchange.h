@@ -17,8 +17,9 @@
 #include <ATen/core/Tensor.h>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
-#include "binding/group.h"
 #include "ringspan/plan/plan.h"
+
+#include "binding/group.h"
 
 namespace ringspan::binding {
 

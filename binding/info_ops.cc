@@ -12,6 +12,8 @@
 #include <ATen/ATen.h>
 #include <torch/library.h>
 
+#include "ringspan/kernel/isa.h"
+
 #include "binding/agreement.h"
 #include "binding/call.h"
 #include "binding/content_hash.h"
@@ -19,7 +21,6 @@
 #include "binding/errors.h"
 #include "binding/parallel.h"
 #include "binding/plan_cache.h"
-#include "ringspan/kernel/isa.h"
 
 namespace ringspan::binding {
 namespace {
@@ -47,9 +48,8 @@ void agree_on(string group_name, string signature) {
     if (group.size == 1 || group.is_fake()) return;
     uint64_t hash = signature.size();
     for (char letter : signature) hash = mix(hash ^ static_cast<unsigned char>(letter));
-    Agreement::of(group)->agree(group, {.kind = CallKind::kOther, .hash = hash, .describe = [&] {
-                                          return Fields{{"call", signature, ""}};
-                                        }});
+    Agreement::of(group)->agree(
+        group, {.kind = CallKind::kOther, .hash = hash, .describe = [&] { return Fields{{"call", signature, ""}}; }});
   });
 }
 
@@ -106,8 +106,8 @@ string plan_json(at::IntArrayRef spec, at::TensorList tables, int64_t q_heads, i
                  int64_t v_dim, string dtype, double scale, string layout, string schedule, string exchange,
                  int64_t rank) {
   return translate_errors([&] {
-    const Plan plan = ask_plan(spec, tables, q_heads, kv_heads, qk_dim, v_dim, dtype, scale, layout, schedule, exchange)
-                          .plan;
+    const Plan plan =
+        ask_plan(spec, tables, q_heads, kv_heads, qk_dim, v_dim, dtype, scale, layout, schedule, exchange).plan;
     return rank < 0 ? plan.to_json() : to_json(plan.rank(rank));
   });
 }
@@ -116,8 +116,8 @@ string plan_text(at::IntArrayRef spec, at::TensorList tables, int64_t q_heads, i
                  int64_t v_dim, string dtype, double scale, string layout, string schedule, string exchange,
                  int64_t rank) {
   return translate_errors([&] {
-    const Plan plan = ask_plan(spec, tables, q_heads, kv_heads, qk_dim, v_dim, dtype, scale, layout, schedule, exchange)
-                          .plan;
+    const Plan plan =
+        ask_plan(spec, tables, q_heads, kv_heads, qk_dim, v_dim, dtype, scale, layout, schedule, exchange).plan;
     return rank < 0 ? plan.str() : plan.rank(rank).str();
   });
 }
@@ -128,14 +128,13 @@ SentBytes sent_with(const RankPlan& part, ExchangeKind exchange) {
   if (exchange != ExchangeKind::kAllGather) return sent;
   const Problem& p = part.problem;
   const int64_t longest = *std::max_element(part.kv_rows.begin(), part.kv_rows.end());
-  const int64_t gathered =
-      (part.world - 1) * p.batch * p.kv_heads * longest * (p.qk_dim + p.v_dim) * size_of(p.dtype);
+  const int64_t gathered = (part.world - 1) * p.batch * p.kv_heads * longest * (p.qk_dim + p.v_dim) * size_of(p.dtype);
   return {.forward = gathered, .backward = sent.backward - sent.forward + gathered};
 }
 
 std::vector<int64_t> sent_bytes_of(at::IntArrayRef spec, at::TensorList tables, int64_t q_heads, int64_t kv_heads,
-                          int64_t qk_dim, int64_t v_dim, string dtype, double scale, string layout, string schedule,
-                          string exchange, int64_t rank) {
+                                   int64_t qk_dim, int64_t v_dim, string dtype, double scale, string layout,
+                                   string schedule, string exchange, int64_t rank) {
   return translate_errors([&] {
     const PlanQuestion question =
         ask_plan(spec, tables, q_heads, kv_heads, qk_dim, v_dim, dtype, scale, layout, schedule, exchange);

@@ -8,12 +8,13 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/library.h>
 
+#include "ringspan/ring/executor.h"
+
 #include "binding/call.h"
 #include "binding/errors.h"
 #include "binding/parallel.h"
 #include "binding/tensors.h"
 #include "binding/torch_backend.h"
-#include "ringspan/ring/executor.h"
 
 namespace ringspan::binding {
 namespace {
@@ -81,8 +82,8 @@ ForwardResult attention_forward(const Tensor& query, const Tensor& key, const Te
                                 group_name, schedule, exchange, assume_agreed, needs_grad};
   return translate_errors([&] {
     const Group group = find_group(group_name);
-    const Call call = check_or_refuse(
-        group, assume_agreed, [&] { return prepare_call(group, query, key, value, arguments); });
+    const Call call =
+        check_or_refuse(group, assume_agreed, [&] { return prepare_call(group, query, key, value, arguments); });
     const int64_t number = agree(call, arguments, CallKind::kForward, 0);
     return run_attention(call, query, key, value, number);
   });
@@ -118,8 +119,8 @@ BackwardResult run_attention_backward(const Call& call, const BackwardInputs& in
   const Problem& p = call.problem();
   const auto dense_like = [](const Tensor& tensor) { return at::empty(tensor.sizes(), tensor.options()); };
   const Tensor dq = dense_like(inputs.query), dk = dense_like(inputs.key), dv = dense_like(inputs.value);
-  const Tensor grad_out = inputs.grad_out ? *inputs.grad_out
-                                          : at::zeros({}, inputs.out.options()).expand(inputs.out.sizes());
+  const Tensor grad_out =
+      inputs.grad_out ? *inputs.grad_out : at::zeros({}, inputs.out.options()).expand(inputs.out.sizes());
   TorchBackward backend(call,
                         {.q = as_bnsd(inputs.query, call.layout, p.q_heads),
                          .k = as_bnsd(inputs.key, call.layout, p.kv_heads),
@@ -147,8 +148,7 @@ BackwardResult attention_backward(const std::optional<Tensor>& grad_out, const s
   const BackwardInputs inputs{grad_out, grad_lse, query, key, value, out, lse};
   return translate_errors([&] {
     const Group group = find_group(group_name);
-    const Call call =
-        check_or_refuse(group, assume_agreed, [&] { return prepare_backward(group, inputs, arguments); });
+    const Call call = check_or_refuse(group, assume_agreed, [&] { return prepare_backward(group, inputs, arguments); });
     agree(call, arguments, CallKind::kBackward, call_number.item<int64_t>());
     return run_attention_backward(call, inputs);
   });
@@ -179,9 +179,7 @@ ForwardResult attention_forward_meta(const Tensor& query, const Tensor& key, con
   const c10::SymInt batch = query.sym_size(sbh ? 1 : 0);
   const c10::SymInt rows = query.sym_size(sbh ? 0 : layout == "BNSD" ? 2 : 1);
   const auto accumulator = query.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-  const auto stats = [&] {
-    return at::empty_symint({batch, num_heads, rows}, query.options().dtype(accumulator));
-  };
+  const auto stats = [&] { return at::empty_symint({batch, num_heads, rows}, query.options().dtype(accumulator)); };
   return {at::empty_symint(out_shape, query.options()), stats(), stats(), stats(),
           at::empty({1}, query.options().dtype(at::kLong))};
 }
@@ -190,9 +188,7 @@ BackwardResult attention_backward_meta(const std::optional<Tensor>&, const std::
                                        const Tensor& key, const Tensor& value, const Tensor&, const Tensor&,
                                        const Tensor&, c10::SymIntArrayRef, at::TensorList, double, string, c10::SymInt,
                                        string, string, string, bool) {
-  const auto dense_like = [](const Tensor& tensor) {
-    return at::empty_symint(tensor.sym_sizes(), tensor.options());
-  };
+  const auto dense_like = [](const Tensor& tensor) { return at::empty_symint(tensor.sym_sizes(), tensor.options()); };
   return {dense_like(query), dense_like(key), dense_like(value)};
 }
 
@@ -215,16 +211,15 @@ ForwardResult call_attention_forward(const Tensor& query, const Tensor& key, con
 BackwardResult call_attention_backward(const std::optional<Tensor>& grad_out, const std::optional<Tensor>& grad_lse,
                                        const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& out,
                                        const Tensor& lse, const Tensor& call_number, c10::SymIntArrayRef spec,
-                                       at::TensorList tables, double scale, const string& layout,
-                                       c10::SymInt num_heads, const string& group_name, const string& schedule,
-                                       const string& exchange, bool assume_agreed) {
-  static const auto op =
-      c10::Dispatcher::singleton()
-          .findSchemaOrThrow("ringspan::attention_backward", "")
-          .typed<BackwardResult(const std::optional<Tensor>&, const std::optional<Tensor>&, const Tensor&,
-                                const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
-                                c10::SymIntArrayRef, at::TensorList, double, string, c10::SymInt, string, string,
-                                string, bool)>();
+                                       at::TensorList tables, double scale, const string& layout, c10::SymInt num_heads,
+                                       const string& group_name, const string& schedule, const string& exchange,
+                                       bool assume_agreed) {
+  static const auto op = c10::Dispatcher::singleton()
+                             .findSchemaOrThrow("ringspan::attention_backward", "")
+                             .typed<BackwardResult(const std::optional<Tensor>&, const std::optional<Tensor>&,
+                                                   const Tensor&, const Tensor&, const Tensor&, const Tensor&,
+                                                   const Tensor&, const Tensor&, c10::SymIntArrayRef, at::TensorList,
+                                                   double, string, c10::SymInt, string, string, string, bool)>();
   return op.call(grad_out, grad_lse, query, key, value, out, lse, call_number, spec, tables, scale, layout,
                  std::move(num_heads), group_name, schedule, exchange, assume_agreed);
 }

@@ -120,11 +120,13 @@ class CollectiveMailbox final : public Mailbox {
     std::vector<std::string> rest(frames.size());
     const auto head = static_cast<int64_t>(kHeadBytes);
     if (longest > head) {
-      rest = gather(group, mine.size() > kHeadBytes ? mine.substr(kHeadBytes) : "", static_cast<size_t>(longest - head));
+      rest =
+          gather(group, mine.size() > kHeadBytes ? mine.substr(kHeadBytes) : "", static_cast<size_t>(longest - head));
     }
     std::vector<std::string> texts;
     for (size_t rank = 0; rank < frames.size(); ++rank) {
-      texts.push_back((frames[rank].substr(sizeof(int64_t)) + rest[rank]).substr(0, static_cast<size_t>(lengths[rank])));
+      texts.push_back(
+          (frames[rank].substr(sizeof(int64_t)) + rest[rank]).substr(0, static_cast<size_t>(lengths[rank])));
     }
     return texts;
   }
@@ -137,11 +139,12 @@ class CollectiveMailbox final : public Mailbox {
     std::vector<std::vector<at::Tensor>> received(1);
     for (int64_t rank = 0; rank < group.size; ++rank) received[0].push_back(at::empty({size}, options));
     // The backend object, not the group: its methods are no dispatcher ops, so no mode counts them.
-    const auto work = group.backend ? group.backend->allgather(received, send)
-                                    : group.process_group->allgather(received, send);
+    const auto work =
+        group.backend ? group.backend->allgather(received, send) : group.process_group->allgather(received, send);
     if (work) work->wait();
     std::vector<std::string> texts;
-    for (const at::Tensor& text : received[0]) texts.emplace_back(static_cast<const char*>(text.const_data_ptr()), bytes);
+    for (const at::Tensor& text : received[0])
+      texts.emplace_back(static_cast<const char*>(text.const_data_ptr()), bytes);
     return texts;
   }
 };

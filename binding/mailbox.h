@@ -16,7 +16,8 @@ namespace ringspan::binding {
 // Some ranks did not answer; `ranks` may be empty where that cannot be told.
 class AbsentRanks : public std::runtime_error {
  public:
-  AbsentRanks(std::vector<int64_t> ranks, const std::string& what) : std::runtime_error(what), ranks(std::move(ranks)) {}
+  AbsentRanks(std::vector<int64_t> ranks, const std::string& what)
+      : std::runtime_error(what), ranks(std::move(ranks)) {}
   std::vector<int64_t> ranks;
 };
 

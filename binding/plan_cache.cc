@@ -44,9 +44,8 @@ const PlanCache::Entry* PlanCache::find(const Words& words, uint64_t hash, int64
 
 void PlanCache::make_room(size_t weight) {
   while (!entries_.empty() && (entries_.size() >= kMaxEntries || weight_ + weight > kMaxWeight)) {
-    const auto oldest = std::min_element(entries_.begin(), entries_.end(), [](const Entry& a, const Entry& b) {
-      return a.last_use < b.last_use;
-    });
+    const auto oldest = std::min_element(entries_.begin(), entries_.end(),
+                                         [](const Entry& a, const Entry& b) { return a.last_use < b.last_use; });
     weight_ -= oldest->weight;
     entries_.erase(oldest);
   }

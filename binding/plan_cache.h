@@ -22,7 +22,7 @@ class PlanCache {
   using Words = std::vector<int64_t>;
   using Build = std::function<RankPlan()>;
 
-  // The plan of `words` for `rank`; `hash` is that of `words`. Builds outside the lock; nothing is kept where it throws.
+  // The plan of `words` for `rank`; `hash` is that of `words`. Builds outside the lock; keeps none where that throws.
   std::shared_ptr<const RankPlan> find_or_build(Words words, uint64_t hash, int64_t rank, const Build& build);
 
   size_t size() const;

@@ -32,18 +32,17 @@ ConstTensorView optional_stats(const at::Tensor& stats) {
 }
 
 bool carries_gradients(std::span<const Transfer> transfers) {
-  return !transfers.empty() &&
-         (transfers.front().payload == Payload::kDk || transfers.front().payload == Payload::kDv);
+  return !transfers.empty() && (transfers.front().payload == Payload::kDk || transfers.front().payload == Payload::kDv);
 }
 
 }  // namespace
 
 TorchForward::TorchForward(const Call& call, const ForwardTensors& tensors, const Parallel& parallel)
     : kv_(make_kv(call, {tensors.k, tensors.v})),
-      local_(call.problem().scale, const_view(tensors.q),
-             {mutable_view(tensors.out), mutable_view(tensors.max), mutable_view(tensors.sum),
-              mutable_view(tensors.lse)},
-             parallel) {}
+      local_(
+          call.problem().scale, const_view(tensors.q),
+          {mutable_view(tensors.out), mutable_view(tensors.max), mutable_view(tensors.sum), mutable_view(tensors.lse)},
+          parallel) {}
 
 void TorchForward::attend(const Step& step, bool begins, bool finishes) {
   const Pair kv = kv_->slot(step.kv_slot, step.kv_owner);

@@ -11,9 +11,10 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "ringspan/ring/local_attention.h"
+
 #include "binding/call.h"
 #include "binding/exchange.h"
-#include "ringspan/ring/local_attention.h"
 
 namespace ringspan::binding {
 

@@ -19,8 +19,9 @@ using kernel::DecodeMerge;
 using kernel::DecodeSizes;
 using kernel::TileRows;
 
-constexpr int64_t kDecodeCols = 64;  // keys of a block: 32 KB of fp32 K at 128 dims
+constexpr int64_t kDecodeCols = 128;  // keys of a block: 64 KB of fp32 K at 128 dims
 constexpr int kKeys = 4;             // of one step; with 2 query rows 8 independent sums hide the latency
+constexpr int kKeysAhead = 16;
 constexpr int kPieces = 4;           // vectors of O that stay in registers
 
 template <class Acc>
@@ -71,7 +72,7 @@ void decode_sizes(int64_t rows, int64_t qk_dim, int64_t v_dim, DecodeSizes* size
   sizes->scratch_bytes = scratch.bytes() + state.bytes();
 }
 
-RINGSPAN_INLINE int64_t bytes_of(Element element) {
+constexpr RINGSPAN_INLINE int64_t bytes_of(Element element) {
   return element == Element::kF64 ? 8 : element == Element::kF32 ? 4 : 2;
 }
 
@@ -116,20 +117,25 @@ RINGSPAN_INLINE void dot_keys(const Acc* q, int64_t q_stride, const Byte* const 
   }
 }
 
+RINGSPAN_INLINE void prefetch_row(const Byte* p, int64_t bytes) {
+  constexpr int64_t kCacheLine = 64;
+  for (int64_t at = 0; at < bytes; at += kCacheLine) __builtin_prefetch(p + at, 0, 2);
+}
+
 // Scores of all rows against `count` keys; what lies behind them up to the next step repeats the last key.
 template <class Acc, Element kElement>
 RINGSPAN_INLINE void score_rows(const DecodeScratch<Acc>& s, int64_t rows, const RowBlock& k, const RowBlock& v,
                                 int64_t count) {
-  constexpr int kCacheLine = 64;
-  const int64_t v_bytes = v.dim * bytes_of(kElement);
+  constexpr int64_t kBytes = bytes_of(kElement);
   for (int64_t key = 0; key < count; key += kKeys) {
     const Byte* keys[kKeys];
     for (int i = 0; i < kKeys; ++i) {
       const int64_t at = smaller(key + i, count - 1);
       keys[i] = k.data + at * k.stride;
-      // V comes next, piece by piece: an order that the hardware does not foresee.
-      const Byte* next = v.data + at * v.stride;
-      for (int64_t b = 0; b < v_bytes; b += kCacheLine) __builtin_prefetch(next + b, 0, 2);
+      // V comes next, piece by piece: an order that the hardware does not foresee (bf16: 12 ms without, 7.6 with).
+      prefetch_row(v.data + at * v.stride, v.dim * kBytes);
+      // Wide elements outrun the hardware's own prefetch of K (fp32: 15.5 ms without, 13.2 with).
+      if constexpr (kBytes >= 4) prefetch_row(keys[i] + kKeysAhead * k.stride, k.dim * kBytes);
     }
     int64_t r = 0;
     for (; r + 2 <= rows; r += 2) {

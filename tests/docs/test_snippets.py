@@ -1,4 +1,4 @@
-"""The Python examples of docs/ (test_readme.py has the README's): extracted, and run in order, file by file, in one namespace each."""
+"""The Python examples of docs/ (test_readme.py has those of the README): run in order, each file in its namespace."""
 
 from __future__ import annotations
 

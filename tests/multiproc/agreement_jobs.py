@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import os
 import time
 from collections.abc import Callable
@@ -139,38 +138,29 @@ def unshard_differs(group: dist.ProcessGroup) -> Outcome:
     return outcome_of(lambda: smap.unshard(x, group=group, dim=0), group)
 
 
-def own_group(group: dist.ProcessGroup, timeout_s: float) -> dist.ProcessGroup:
-    """A fresh group of the same ranks that may die."""
-    ranks = dist.get_process_group_ranks(group)
-    return dist.new_group(ranks, timeout=datetime.timedelta(seconds=timeout_s), use_local_synchronization=True)
-
-
-def one_never_calls(group: dist.ProcessGroup, timeout_s: float, backward: bool) -> Outcome:
+def one_never_calls(group: dist.ProcessGroup, fresh: dist.ProcessGroup, backward: bool) -> Outcome:
     """The last rank stays away, in forward or in backward only."""
     absent = dist.get_rank(group) == dist.get_world_size(group) - 1
-    short = own_group(group, timeout_s)
     inputs = [x.requires_grad_(backward) for x in tensors()]
     if not backward:
-        call = lambda: rs.attention(*inputs, group=short)  # noqa: E731
+        call = lambda: rs.attention(*inputs, group=fresh)  # noqa: E731
     else:
-        out = rs.attention(*inputs, mask=rs.causal(), group=short)
+        out = rs.attention(*inputs, mask=rs.causal(), group=fresh)
         call = out.sum().backward
     return Outcome(None, "", 0.0, True) if absent else outcome_of(call, None)
 
 
-def one_dies(group: dist.ProcessGroup, timeout_s: float) -> Outcome:
+def one_dies(group: dist.ProcessGroup, fresh: dist.ProcessGroup) -> Outcome:
     """The last rank ends its process after one good call."""
-    short = own_group(group, timeout_s)
-    rs.attention(*tensors(), group=short)
+    rs.attention(*tensors(), group=fresh)
     if dist.get_rank(group) == dist.get_world_size(group) - 1:
         os._exit(7)
-    return outcome_of(lambda: rs.attention(*tensors(), group=short), None)
+    return outcome_of(lambda: rs.attention(*tensors(), group=fresh), None)
 
 
-def alternate(group: dist.ProcessGroup, rounds: int, exchanges: list[str]) -> float:
+def alternate(group: dist.ProcessGroup, fresh: dist.ProcessGroup, rounds: int, exchanges: list[str]) -> float:
     """Forward and backward again and again, alternating two groups, lengths and exchanges. The largest error."""
     rank, world = dist.get_rank(group), dist.get_world_size(group)
-    second = own_group(group, 40)
     rights: dict[int, list[torch.Tensor]] = {}
     worst = 0.0
     for count in range(rounds):
@@ -183,7 +173,7 @@ def alternate(group: dist.ProcessGroup, rounds: int, exchanges: list[str]) -> fl
             *leaves,
             mask=rs.causal(),
             shard_map=smap,
-            group=(group, second)[count % 2],
+            group=(group, fresh)[count % 2],
             exchange=exchanges[count % len(exchanges)],
         )
         got = [out.detach(), *torch.autograd.grad(out.sum(), leaves)]

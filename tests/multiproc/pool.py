@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 import traceback
+from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,14 @@ SIZE = 4
 WATCHDOG_S = 60
 GROUP_TIMEOUT = datetime.timedelta(seconds=40)
 _PATHS = [str(Path(__file__).parent), str(Path(__file__).parent.parent / "python")]
+
+
+@dataclass(frozen=True)
+class Fresh:
+    """A group made for one job: its timeout, and whether its ranks stand in reverse order of the processes."""
+
+    timeout_s: float = 40
+    reverse: bool = False
 
 
 class Pool:
@@ -40,17 +49,26 @@ class Pool:
         self._store: Any = None
 
     def run(
-        self, job: str, world: int, *, watchdog_s: float = WATCHDOG_S, may_die: tuple[int, ...] = (), **arguments: Any
+        self,
+        job: str,
+        world: int,
+        *,
+        watchdog_s: float = WATCHDOG_S,
+        may_die: tuple[int, ...] = (),
+        fresh: Fresh | None = None,
+        **arguments: Any,
     ) -> list[Any]:
         """Runs `job` on `world` ranks. AssertionError with every rank's traceback if one raises or the time is up.
 
-        The processes of ranks in `may_die` may end (their result is how); fresh ones are started afterwards.
+        The processes of ranks in `may_die` may end (their result is how); fresh ones are started afterwards. With
+        `fresh` the job also gets a new group of the same processes as its argument `fresh`.
         """
         self._start()
-        members = self._workers[:world]
-        for _, pipe in members:
-            pipe.send((job, world, arguments))
-        answers = self._collect(members, time.monotonic() + watchdog_s)
+        # Every process takes part in making a group; those outside answer None.
+        called = self._workers if fresh else self._workers[:world]
+        for _, pipe in called:
+            pipe.send((job, world, fresh, arguments))
+        answers = self._collect(called, time.monotonic() + watchdog_s)[:world]
         failures = [
             f"rank {rank}: {text}" for rank, (good, text) in enumerate(answers) if not good and rank not in may_die
         ]
@@ -134,12 +152,22 @@ def _serve(pipe: Connection, rank: int, port: int, stacks: str) -> None:
         return
     while True:
         try:
-            job, world, arguments = pipe.recv()
+            job, world, fresh, arguments = pipe.recv()
         except EOFError:
             return
         try:
+            if fresh:
+                arguments["fresh"] = _make_group(fresh, world)
             module, function = job.split(":")
-            value = getattr(importlib.import_module(module), function)(groups[world], **arguments)
+            run = getattr(importlib.import_module(module), function)
+            value = run(groups[world], **arguments) if rank < world else None
             pipe.send((True, value))
         except Exception:
             pipe.send((False, traceback.format_exc()))
+
+
+def _make_group(fresh: Fresh, world: int) -> Any:
+    import torch.distributed as dist
+
+    ranks = list(range(world))[:: -1 if fresh.reverse else 1]
+    return dist.new_group(ranks, timeout=datetime.timedelta(seconds=fresh.timeout_s), sort_ranks=False)

@@ -123,15 +123,12 @@ def checkpointed(group: dist.ProcessGroup, reentrant: bool) -> bool:
     return all(torch.equal(leaf.grad, right) for leaf, right in zip(leaves, plain, strict=True))
 
 
-def groups_and_meshes(group: dist.ProcessGroup) -> bool:
+def groups_and_meshes(group: dist.ProcessGroup, fresh: dist.ProcessGroup) -> bool:
     """A DeviceMesh, and a group whose ranks stand in another order than the processes, give the group's result."""
     world = dist.get_world_size(group)
-    members = dist.get_process_group_ranks(group)
     right, same = [], True
-    turned = members[::-1]
-    other = dist.new_group(turned, use_local_synchronization=True, sort_ranks=False) if world > 1 else group
     mesh = DeviceMesh.from_group(group, "cpu")
-    for name, used in (("group", group), ("mesh", mesh), ("turned", other)):
+    for name, used in (("group", group), ("mesh", mesh), ("turned", fresh)):
         place = dist.get_rank(used) if name != "mesh" else mesh.get_local_rank()
         smap = rs.ShardMap.head_tail(13, world)
         *leaves, dout = shards_of(smap, place)

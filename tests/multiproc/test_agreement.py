@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
+from pool import Fresh
 
 SECONDS = 10
 EXCHANGES = ["all_to_all", "all_gather", "p2p"]
@@ -81,7 +82,7 @@ def test_backward_of_another_forward(pool, world):
 
 @pytest.mark.parametrize("world", [2, 3])
 def test_forward_meets_backward(pool, world):
-    assert_all_raise(pool.run("agreement_jobs:forward_meets_backward", world), ["forward", "backward"])
+    assert_all_raise(pool.run("agreement_jobs:forward_meets_backward", world), ["attention|forward", "backward"])
 
 
 @pytest.mark.parametrize("world", [2, 3])
@@ -93,7 +94,7 @@ def test_unshard_agrees_too(pool, world):
 @pytest.mark.parametrize("world", [2, 3])
 def test_a_rank_that_never_calls(pool, world, backward):
     timeout_s = 2
-    outcomes = pool.run("agreement_jobs:one_never_calls", world, timeout_s=timeout_s, backward=backward)
+    outcomes = pool.run("agreement_jobs:one_never_calls", world, fresh=Fresh(timeout_s), backward=backward)
     for outcome in outcomes[:-1]:
         assert outcome.kind == "DistBackendError", outcome
         assert timeout_s * 0.5 <= outcome.seconds < timeout_s + SECONDS
@@ -103,7 +104,7 @@ def test_a_rank_that_never_calls(pool, world, backward):
 @pytest.mark.parametrize("world", [2, 4])
 def test_a_rank_that_dies(pool, world):
     timeout_s = 2
-    outcomes = pool.run("agreement_jobs:one_dies", world, timeout_s=timeout_s, may_die=(world - 1,))
+    outcomes = pool.run("agreement_jobs:one_dies", world, fresh=Fresh(timeout_s), may_die=(world - 1,))
     for outcome in outcomes[:-1]:
         assert outcome.kind == "DistBackendError", outcome
         assert outcome.seconds < timeout_s + SECONDS
@@ -112,4 +113,4 @@ def test_a_rank_that_dies(pool, world):
 @pytest.mark.parametrize("world", [2, 4])
 def test_many_calls_on_two_groups(pool, world):
     rounds = 200 if world == 4 else 60
-    assert max(pool.run("agreement_jobs:alternate", world, rounds=rounds, exchanges=EXCHANGES)) <= 1e-5
+    assert max(pool.run("agreement_jobs:alternate", world, fresh=Fresh(), rounds=rounds, exchanges=EXCHANGES)) <= 1e-5

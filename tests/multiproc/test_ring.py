@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from pool import Fresh
 
 EXCHANGES = ["all_to_all", "all_gather", "p2p"]
 WORLDS = [2, 3, 4]
@@ -63,7 +64,7 @@ def test_checkpoint(pool, world, reentrant):
 
 @pytest.mark.parametrize("world", [1, *WORLDS])
 def test_groups_and_meshes(pool, world):
-    assert all(pool.run("ring_jobs:groups_and_meshes", world))
+    assert all(pool.run("ring_jobs:groups_and_meshes", world, fresh=Fresh(reverse=True)))
 
 
 @pytest.mark.parametrize("world", [1, *WORLDS])

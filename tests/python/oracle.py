@@ -16,13 +16,19 @@ Array = np.ndarray
 
 @dataclass
 class Result:
-    """What attention gives: forward, and gradients where `dout` was given."""
+    """What attention gives: forward, and gradients where `dout` was given.
+
+    `dq_terms` and `dk_terms` are the largest sums of absolute terms behind a value of dq and dk: where the terms cancel
+    (a row with one key has dq 0), rounding errors are relative to these.
+    """
 
     out: Array
     lse: Array
     dq: Array | None = None
     dk: Array | None = None
     dv: Array | None = None
+    dq_terms: float = 0.0
+    dk_terms: float = 0.0
 
 
 def draw(seed: int, seq_len: int, q_heads: int, kv_heads: int, qk_dim: int, v_dim: int = 0, batch: int = 1) -> list:
@@ -57,13 +63,17 @@ def attend(
     result = Result(probability @ wide_v, lse)
     if dout is None:
         return result
-    slope = dout @ wide_v.swapaxes(-1, -2) - (dout * result.out).sum(-1, keepdims=True)
+    delta = (dout * result.out).sum(-1, keepdims=True)
+    slope = dout @ wide_v.swapaxes(-1, -2) - delta
+    terms = probability * scale * (np.abs(dout) @ np.abs(wide_v).swapaxes(-1, -2) + np.abs(delta))
     if dlse is not None:
         slope = slope + dlse[..., None]
     dscore = probability * slope * scale
     result.dq = dscore @ wide_k
     result.dk = _sum_groups(dscore.swapaxes(-1, -2) @ q, group)
     result.dv = _sum_groups(probability.swapaxes(-1, -2) @ dout, group)
+    result.dq_terms = float((np.abs(terms) @ np.abs(wide_k)).max(initial=0.0))
+    result.dk_terms = float(_sum_groups(np.abs(terms).swapaxes(-1, -2) @ np.abs(q), group).max(initial=0.0))
     return result
 
 
@@ -143,8 +153,11 @@ def take_rows(array: Array, positions: Array, axis: int = 2) -> Array:
     return np.moveaxis(picked, 0, axis)
 
 
-def error(got: Array, expected: Array, reference: Array | None = None) -> float:
-    """Largest difference over the largest finite value of the reference; inf where infinities or nan differ."""
+def error(got: Array, expected: Array, reference: Array | None = None, floor: float = 0.0) -> float:
+    """Largest difference over the largest finite value of the reference, at least `floor`.
+
+    inf where infinities, nan or shapes differ.
+    """
     reference = expected if reference is None else reference
     got, finite = np.asarray(got, np.float64), np.isfinite(expected)
     if got.shape != expected.shape or not np.array_equal(got[~finite], expected[~finite]):
@@ -152,7 +165,7 @@ def error(got: Array, expected: Array, reference: Array | None = None) -> float:
     difference = np.abs(got[finite] - expected[finite]).max(initial=0.0)
     if not np.isfinite(difference):
         return np.inf
-    known = np.abs(reference[np.isfinite(reference)]).max(initial=0.0)
+    known = np.abs(reference[np.isfinite(reference)]).max(initial=floor)
     return float(difference) if known == 0 else float(difference / known)
 
 

@@ -91,7 +91,8 @@ TEST_P(AttentionCallsTest, ThreadsChangeNoBit) {
   };
   const Shape shapes[] = {{2, 4, 2, 200, 300, MaskKind::kCausal},     {1, 6, 1, 130, 400, MaskKind::kSplit},
                           {1, 1, 1, 400, 400, MaskKind::kCausal},     {1, 1, 1, 1, 3000, MaskKind::kFull},
-                          {1, 1, 1, 3, 1500, MaskKind::kBottomRight}, {1, 1, 1, 900, 40, MaskKind::kFull}};
+                          {1, 1, 1, 3, 1500, MaskKind::kBottomRight}, {1, 1, 1, 900, 40, MaskKind::kFull},
+                          {2, 8, 2, 1, 1100, MaskKind::kFull},        {1, 6, 1, 2, 1300, MaskKind::kScattered}};
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
     for (const Shape& shape : shapes) {
       if (GetParam().is_slow && shape.kv_len < 1000) continue;

@@ -2,6 +2,7 @@
 // rows that must stay as they were: 0 * NaN is the trap.
 #include <cmath>
 #include <limits>
+#include <span>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -83,39 +84,61 @@ void expect_untouched(const char* name, const Array& got, const Array& clean, bo
   EXPECT_TRUE(shown || !must_show) << name << ": a bad value that is kept was hidden";
 }
 
-class AttentionNanTest : public ::testing::TestWithParam<Target> {};
+class AttentionNanTest : public ::testing::TestWithParam<Target> {
+ protected:
+  // Runs `clean` once more with each bad value in turn.
+  void expect_contained(const AttentionCase& clean, std::span<const Bad> bad_values) const {
+    const Kernels& kernels = GetParam().kernels;
+    const ForwardResult want = run_forward(clean, kernels);
+    const BackwardResult want_grads = run_backward(clean, kernels);
+    for (const Bad& bad : bad_values) {
+      SCOPED_TRACE(::testing::Message() << clean.spec << ", input " << static_cast<int>(bad.where) << " row "
+                                        << bad.row);
+      AttentionCase c = clean;
+      poison(c, bad);
+      const auto query = [&](int64_t i) { return reaches_query(c, bad, i); };
+      const auto key = [&](int64_t j) { return reaches_key(c, bad, j); };
+      bool kept = false;
+      for (int64_t i = 0; i < c.spec.q_len; ++i) kept = kept || query(i);
+      if (bad.where != Where::kDout) {
+        const ForwardResult got = run_forward(c, kernels, {.parallel = &pool_});
+        expect_untouched("out", got.out, want.out, kept, query);
+        expect_untouched("lse", got.lse, want.lse, false, query);
+      }
+      const BackwardResult got = run_backward(c, kernels, {.parallel = &pool_});
+      expect_untouched("dq", got.dq, want_grads.dq, kept, query);
+      // Few keys are met by no bad query of the scattered mask, and none by one that sees all keys.
+      if (c.spec.mask == MaskKind::kWindow || c.spec.mask == MaskKind::kCausal) {
+        expect_untouched("dk", got.dk, want_grads.dk, kept, key);
+        expect_untouched("dv", got.dv, want_grads.dv, false, key);
+      }
+    }
+  }
+
+ private:
+  ThreadPool pool_{2};
+};
 
 TEST_P(AttentionNanTest, BadValuesReachOnlyTheRowsThatKeepThem) {
-  const Kernels kernels = GetParam().kernels;
-  const ThreadPool pool(2);
   for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16, DType::kF64}) {
     for (const MaskKind mask : {MaskKind::kCausal, MaskKind::kWindow, MaskKind::kScattered}) {
       if (GetParam().is_slow && (mask != MaskKind::kWindow || dtype == DType::kF16)) continue;
-      const CaseSpec spec{.dtype = dtype, .q_heads = 2, .kv_heads = 1, .q_len = 260, .kv_len = 300, .mask = mask};
-      const AttentionCase clean(spec);
-      const ForwardResult want = run_forward(clean, kernels);
-      const BackwardResult want_grads = run_backward(clean, kernels);
-      for (const Bad& bad : kBad) {
-        SCOPED_TRACE(::testing::Message() << spec << ", input " << static_cast<int>(bad.where) << " row " << bad.row);
-        AttentionCase c = clean;
-        poison(c, bad);
-        const auto query = [&](int64_t i) { return reaches_query(c, bad, i); };
-        const auto key = [&](int64_t j) { return reaches_key(c, bad, j); };
-        bool kept = false;
-        for (int64_t i = 0; i < spec.q_len; ++i) kept = kept || query(i);
-        if (bad.where != Where::kDout) {
-          const ForwardResult got = run_forward(c, kernels, {.parallel = &pool});
-          expect_untouched("out", got.out, want.out, kept, query);
-          expect_untouched("lse", got.lse, want.lse, false, query);
-        }
-        const BackwardResult got = run_backward(c, kernels, {.parallel = &pool});
-        expect_untouched("dq", got.dq, want_grads.dq, kept, query);
-        if (mask != MaskKind::kScattered) {
-          expect_untouched("dk", got.dk, want_grads.dk, kept, key);
-          expect_untouched("dv", got.dv, want_grads.dv, false, key);
-        }
-      }
+      expect_contained(
+          AttentionCase({.dtype = dtype, .q_heads = 2, .kv_heads = 1, .q_len = 260, .kv_len = 300, .mask = mask}),
+          kBad);
     }
+  }
+}
+
+// Few queries take a way of their own. Row i keeps the keys up to 700 - 4 + i.
+TEST_P(AttentionNanTest, BadValuesReachOnlyTheRowsThatKeepThemInDecoding) {
+  constexpr Bad kLate[] = {{Where::kK, 699, kNan}, {Where::kK, 698, kInfinity}, {Where::kV, 699, -kInfinity},
+                           {Where::kV, 698, kNan}, {Where::kQ, 1, kNan},        {Where::kDout, 2, kInfinity}};
+  for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16, DType::kF64}) {
+    expect_contained(
+        AttentionCase(
+            {.dtype = dtype, .q_heads = 4, .kv_heads = 2, .q_len = 4, .kv_len = 700, .mask = MaskKind::kBottomRight}),
+        kLate);
   }
 }
 

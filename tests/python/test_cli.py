@@ -1,0 +1,86 @@
+"""The command line: exit status, messages, and what --json holds."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+COMMAND = Path(sys.executable).parent / "ringspan"
+SIZES = ["--seq-len", "67", "--heads", "4", "--kv-heads", "2", "--head-dim", "24", "--v-head-dim", "16"]
+
+
+def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [COMMAND, *arguments], capture_output=True, text=True, timeout=60, env={**os.environ, **environment}
+    )
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16", "fp64"])
+@pytest.mark.parametrize("shard", ["contiguous", "head_tail", "striped", "lengths:30,0,37"])
+def test_verify_holds(dtype: str, shard: str) -> None:
+    done = run("verify", "--world", "3", *SIZES, "--dtype", dtype, "--shard", shard, "--mask", "documents:20,7,31")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "NOT" not in done.stdout and done.stdout.rstrip().endswith("verified")
+
+
+def test_verify_json_names_what_was_compared() -> None:
+    done = run("verify", "--world", "2", *SIZES, "--mask", "causal", "--grad-route", "from_owner", "--json")
+    result = json.loads(done.stdout)
+    assert result["met"] is True and done.returncode == 0
+    assert [c["quantity"] for c in result["comparisons"]] == ["out", "lse", "dq", "dk", "dv"]
+    assert result["sent_bytes"] == result["planned_bytes"] and all(result["sent_bytes"])
+
+
+def test_verify_runs_the_instruction_set_that_is_asked_for() -> None:
+    assert json.loads(run("verify", *SIZES, "--json", RINGSPAN_ISA="generic").stdout)["isa"] == "generic"
+
+
+def test_plan_json_is_one_document_with_every_rank() -> None:
+    plan = json.loads(run("plan", "--world", "4", *SIZES, "--json").stdout)
+    assert [part["rank"] for part in plan["ranks"]] == [0, 1, 2, 3]
+    assert all(len(part["forward"]) == 4 for part in plan["ranks"])
+
+
+def test_plan_draws_who_holds_what() -> None:
+    text = run(
+        "plan", "--world", "2", "--seq-len", "10", "--heads", "1", "--head-dim", "8", "--shard", "head_tail"
+    ).stdout
+    assert "0011111000" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["plan", "--world", "2", *SIZES, "--dtype", "int8"], ["int8", "fp32"]),
+        (["plan", "--world", "0", *SIZES], ["0"]),
+        (["plan", "--world", "2", *SIZES, "--shard", "lengths:30,30"], ["60", "67"]),
+        (["plan", "--world", "2", *SIZES, "--kv-len", "70", "--mask", "causal"], ["67", "70"]),
+        (["plan", "--world", "2", *SIZES, "--rank", "2"], ["2"]),
+        (["verify", "--seq-len", "8", "--heads", "4", "--kv-heads", "3"], ["4", "3"]),
+        (["verify", *SIZES, "--mask", "diagonal"], ["diagonal"]),
+        (["nonsense"], []),
+    ],
+)
+def test_bad_arguments_exit_2_with_the_values(arguments: list[str], words: list[str]) -> None:
+    done = run(*arguments)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert done.stdout == ""
+    for word in words:
+        assert word in done.stderr
+
+
+def test_an_unknown_instruction_set_names_those_on_offer() -> None:
+    done = run("verify", *SIZES, RINGSPAN_ISA="mmx")
+    assert done.returncode == 2
+    assert "mmx" in done.stderr and "generic" in done.stderr
+
+
+def test_info_tells_the_version_and_the_instruction_sets() -> None:
+    info = json.loads(run("info", "--json").stdout)
+    assert info["isa"] in info["isas"] and info["isas"][0] == "generic"
+    assert info["version"].count(".") == 2
