@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import peak
@@ -11,7 +11,7 @@ import torch
 from cases import Case, kernel_target
 from reference import Distance, distance_to, judge, reference_of
 from settings import Settings
-from timing import time_in_turns
+from timing import Side, run_first, time_in_turns
 from torch import Tensor
 
 import ringspan as rs
@@ -48,7 +48,8 @@ def _rows(settings: Settings) -> dict[str, tuple[Case, int]]:
 
 def _run_row(case: Case, threads: int, settings: Settings) -> dict[str, Any]:
     torch.set_num_threads(threads)
-    sides, results = _prepare(case)
+    sides = _prepare(case)
+    results, first = run_first(sides)
     isa = torch.ops.ringspan._isa()
     peaks = []
     sides["peak"] = lambda: peaks.append(peak.flops_per_second(isa, case.torch_dtype, threads, 0.02))
@@ -58,35 +59,34 @@ def _run_row(case: Case, threads: int, settings: Settings) -> dict[str, Any]:
         name: distance_to(expected, tuple(result[0, reference.head] for result in found))
         for name, found in results.items()
     }
-    seconds = time_in_turns(sides, settings.budget_s)
+    seconds = time_in_turns(sides, first, settings.budget_s)
     return _describe(case, threads, seconds, max(peaks), distances)
 
 
-def _prepare(case: Case) -> tuple[dict[str, Callable[[], Any]], dict[str, tuple[Tensor, ...]]]:
-    """What to time, and what each side gives."""
+def _prepare(case: Case) -> dict[str, Side]:
+    """What to time: calls that return the output, or the three gradients, as a tuple."""
     *qkv, dout = case.inputs()
     mask = rs.causal() if case.mask == "causal" else rs.full()
 
-    def ours() -> Tensor:
-        return rs.attention(*qkv, mask=mask)
+    def ours() -> tuple[Tensor, ...]:
+        return (rs.attention(*qkv, mask=mask),)
 
-    def pytorch() -> Tensor:
-        return _aten._scaled_dot_product_flash_attention_for_cpu(*qkv, 0.0, case.mask == "causal")[0]
+    def pytorch() -> tuple[Tensor, ...]:
+        return _aten._scaled_dot_product_flash_attention_for_cpu(*qkv, 0.0, case.mask == "causal")[:1]
 
     forward = {"ours": ours, "pytorch": pytorch}
     if not case.backward:
-        return forward, {name: (run(),) for name, run in forward.items()}
+        return forward
     if case.dtype == "fp16" and case.seq_len > _PEER_IS_TOO_SLOW:
         del forward["pytorch"]
     for x in qkv:
         x.requires_grad_()
-    outs = {name: run() for name, run in forward.items()}
+    outs = {name: run()[0] for name, run in forward.items()}
 
     def differentiate(out: Tensor) -> tuple[Tensor, ...]:
         return torch.autograd.grad(out, qkv, dout, retain_graph=True)
 
-    sides = {name: (lambda out=out: differentiate(out)) for name, out in outs.items()}
-    return sides, {name: run() for name, run in sides.items()}
+    return {name: (lambda out=out: differentiate(out)) for name, out in outs.items()}
 
 
 def _describe(

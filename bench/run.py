@@ -47,7 +47,7 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--only", nargs="+", default=["*"], metavar="GLOB", help="rows to run, such as 'ring/bf16/*'")
     parser.add_argument("--list", action="store_true", help="print the names of the rows and run nothing")
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="of the single process (default 1 2)")
-    parser.add_argument("--budget", type=float, default=1.5, metavar="S", help="seconds for a row, at least 3 rounds")
+    parser.add_argument("--budget", type=float, default=1.5, metavar="S", help="seconds for a row, at least 2 rounds")
     parser.add_argument("--out", type=Path, default=Path("out/bench"))
     parser.add_argument("--require-targets", action="store_true", help="exit with 1 where a target is missed")
     parsed = parser.parse_args(arguments)

@@ -61,7 +61,8 @@ def check_choices(choices: Choices) -> None:
     if choices.scale is not None:
         if isinstance(choices.scale, bool) or not isinstance(choices.scale, int | float):
             raise ValueError(f"scale is {choices.scale!r}; give a number, or None for 1/sqrt(head dim)")
-        if not math.isfinite(choices.scale):
+        # Comparisons, because traced code may hold a symbolic number here.
+        if not -math.inf < choices.scale < math.inf:
             raise ValueError(f"scale is {choices.scale}; it must be finite (None gives 1/sqrt(head dim))")
     check_offered("schedule", choices.schedule)
     if choices.schedule not in SCHEDULES:

@@ -15,7 +15,8 @@ def test_aot_eager_forward_and_backward(pool, exchange):
 def test_aot_eager_dynamic_from_the_start(pool):
     for found in pool.run("compile_jobs:lengths", 2, backend="aot_eager", dynamic=True, exchange="auto"):
         assert found["distance"] <= 1e-6
-        assert found["compilations"] == [1, 1, 1]
+        # The first one may run twice, before and after a symbolic scale has become a number.
+        assert found["compilations"] in ([1, 1, 1], [2, 2, 2])
 
 
 def test_inductor_forward_and_backward(pool):

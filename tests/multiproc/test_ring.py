@@ -28,6 +28,15 @@ def test_all_gather_counts(pool, world):
         assert found["both"]["all_gather_into_tensor"] == 2
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
+@pytest.mark.parametrize("world", WORLDS)
+def test_bytes_are_those_of_the_plan(pool, world, dtype):
+    for split in ("contiguous", "head_tail", "striped"):
+        for found in pool.run("ring_jobs:sent_bytes", world, split=split, dtype=dtype):
+            assert found["sent"] == found["planned"]
+            assert min(found["sent"]) > 0
+
+
 def test_counting_changes_no_bit(pool):
     assert all(pool.run("ring_jobs:counted_results_are_right", 3))
 
@@ -105,13 +114,14 @@ def peaks(pool, world, **arguments):
 
 @pytest.mark.parametrize("exchange", ["all_to_all", "p2p"])
 def test_a24_buffers_do_not_grow_with_ranks(pool, exchange):
-    """Forward: two K/V buffers and the output twice (fp32 state, result). Backward: two K/V, four dK/dV, dq."""
+    """Forward: two K/V buffers and the output. Backward: two K/V, dK/dV as two buffers, one in flight and the result,
+    and dq. The same on 2 and 4 ranks."""
     slack = 256 * 1024
     for world in (2, 4):
         peak, kv, out = peaks(pool, world, exchange=exchange, rows=1024, backward=False)
-        assert 0 < peak <= 2 * kv + 2 * out + slack, f"forward {peak} on {world} ranks, K and V are {kv}"
+        assert 0 < peak <= 2 * kv + out + slack, f"forward {peak} on {world} ranks, K and V are {kv}"
         peak, kv, out = peaks(pool, world, exchange=exchange, rows=1024, backward=True)
-        assert 0 < peak <= 2 * kv + 4 * kv + 2 * out + slack, f"backward {peak} on {world} ranks, K and V are {kv}"
+        assert 0 < peak <= 2 * kv + 4 * kv + out + slack, f"backward {peak} on {world} ranks, K and V are {kv}"
 
 
 @pytest.mark.parametrize("exchange", EXCHANGES)

@@ -134,12 +134,16 @@ def test_sides_take_turns_and_the_shortest_time_counts(monkeypatch: pytest.Monke
     clock = [0.0]
     monkeypatch.setattr(timing.time, "perf_counter", lambda: clock[0])
     calls = []
-    spans = {"a": iter([5.0, 3.0, 4.0]), "b": iter([1.0, 2.0, 3.0])}
+    spans = {"a": iter([4.0, 3.0, 4.0]), "b": iter([1.0, 2.0, 3.0]), "slow": iter([50.0])}
 
-    def side(name: str) -> None:
+    def side(name: str) -> str:
         calls.append(name)
         clock[0] += next(spans[name])
+        return name
 
-    seconds = timing.time_in_turns({"a": lambda: side("a"), "b": lambda: side("b")}, budget_s=0.0, min_rounds=3)
-    assert calls == ["a", "b"] * 3
-    assert seconds == {"a": 3.0, "b": 1.0}
+    sides = {name: (lambda name=name: side(name)) for name in spans}
+    results, first = timing.run_first(sides)
+    assert results == {"a": "a", "b": "b", "slow": "slow"}
+    seconds = timing.time_in_turns(sides, first, budget_s=0.0)
+    assert calls == ["a", "b", "slow", "a", "b", "a", "b"]
+    assert seconds == {"a": 3.0, "b": 1.0, "slow": 50.0}
