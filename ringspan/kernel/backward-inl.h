@@ -1,6 +1,6 @@
 // Backward: one job = one block of keys and values of one key/value head against every query block that meets it.
 //
-//     P  = 2^(S - lse)           S = Q K^T in powers of two, lse of the whole row: no maximum is searched
+//     P  = e^(S - lse)           S = Q K^T scaled, lse of the whole row: no maximum is searched
 //     dS = P (dP - delta)        dP = dO V^T, in the same register tile as P
 //     dV += P^T dO,  dK += dS^T Q,  dQ += dS K
 //
@@ -13,7 +13,7 @@
 // so the bits don't depend on the number of threads. Jobs are claimed in ascending order, so the one that a job waits
 // for has begun: no deadlock.
 //
-// Legend: as in forward-inl.h; lse in powers of two; dO gradient of out; delta = sum(out dO) - dlse of a row.
+// Legend: as in forward-inl.h; dO gradient of out; delta = sum(out dO) - dlse of a row.
 #pragma once
 
 #include <sched.h>
@@ -164,7 +164,7 @@ void backward_pack(const BackwardWave& wave, int64_t group, int64_t head, int64_
   auto* rows = reinterpret_cast<typename C::Row*>(scratch);
   const int64_t begin = wave.q_begin + q_block * kBackwardRows;
   RowRange range{&wave.q, batch, q_head, begin, wave.q_end, wave.tiles.q_covered + batch * wave.tiles.q_len};
-  const Acc q_factor = C::kScaleOnPack ? static_cast<Acc>(wave.scale * kLog2E) : Acc{1};
+  const Acc q_factor = C::kScaleOnPack ? static_cast<Acc>(wave.scale) : Acc{1};
   block.nonfinite[0] = pack_both_forms<C>(block.q_rows, block.q_stacked, range, q_factor, rows);
   range.view = &wave.dout;
   block.nonfinite[1] = pack_both_forms<C>(block.dout_rows, block.dout_stacked, range, Acc{1}, rows);
@@ -175,7 +175,7 @@ void backward_pack(const BackwardWave& wave, int64_t group, int64_t head, int64_
     if (begin + r >= wave.q_end || !range.covered[begin + r]) continue;
     const Acc lse = load_scalar<Acc>(row_of(wave.lse, batch, q_head, begin + r));
     if (lse == -__builtin_inff()) continue;
-    block.lse[r] = lse * static_cast<Acc>(kLog2E);
+    block.lse[r] = lse;
     block.delta[r] = load_scalar<Acc>(row_of(wave.delta, batch, q_head, begin + r));
   }
   __builtin_memset(block.dq, 0, static_cast<std::size_t>(qk.panels * QueryBlock<C>::kRowPanelStride) * sizeof(Acc));
@@ -277,7 +277,7 @@ RINGSPAN_INLINE void grad_scores(const BackwardBlock<C>& b, const ColumnLimits<C
     for (int j = 0; j < C::kVectors; ++j) {
       Vector<Acc> score = tile.v[r][j];
       if constexpr (!C::kScaleOnPack) score *= b.factor;
-      Vector<Acc> e = exp2(score - b.q.lse[row + r]);
+      Vector<Acc> e = exp(score - b.q.lse[row + r]);
       if (masked) e = keep_columns<Acc>(e, col + j * kLane, limits.first[r], limits.last[r]);
       tile.v[r][j] = e;
       store(p + r * p_stride + j * kLane, e);
@@ -441,7 +441,7 @@ void backward_run(const BackwardWave& wave, const BackwardJob& job, Byte* memory
   const int64_t kv_head = (wave.first_group + job.group) % wave.kv_heads;
   const int64_t kv_begin = wave.kv_begin + job.kv_block * wave.sizes.block_kv;
   BackwardBlock<C> b{s, query_block<C>(wave, job.group, wave.head_begin, 0), kv_sums<C>(wave, job.group, job.kv_block),
-                     qk, v, wave.sizes.block_kv, false, static_cast<typename C::Acc>(wave.scale * kLog2E),
+                     qk, v, wave.sizes.block_kv, false, static_cast<typename C::Acc>(wave.scale),
                      0, 0, 0, 0, 0, 0};
   Carver sums(reinterpret_cast<Byte*>(b.sums.dk));
   KvSums<C>(sums, qk, v, b.cols);
@@ -511,8 +511,8 @@ void backward_write_kv(const BackwardWave& wave, int64_t group, int64_t kv_block
   const int64_t panel_stride = wave.sizes.block_kv * C::kCols;
   const int64_t begin = wave.kv_begin + kv_block * wave.sizes.block_kv;
   const int64_t count = smaller(wave.sizes.block_kv, wave.kv_end - begin);
-  // A packed q already holds scale * log2(e).
-  const Acc dk_factor = static_cast<Acc>(C::kScaleOnPack ? kLn2 : wave.scale);
+  // A packed q already holds the scale.
+  const Acc dk_factor = C::kScaleOnPack ? Acc{1} : static_cast<Acc>(wave.scale);
   for (int64_t r = 0; r < count; ++r) {
     gather_row<C>(row, sums.dk + r * C::kCols, qk.panels, panel_stride, dk_factor);
     write_row<C>(wave.dk, row_of(wave.dk, batch, kv_head, begin + r), row, wave.dkv_overwrite);

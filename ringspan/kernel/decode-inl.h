@@ -201,10 +201,10 @@ RINGSPAN_INLINE Acc weigh_keys(Acc* s, int64_t begin, int64_t end, Acc& m, Acc& 
   const Acc found = reduce_max<Acc>(highest);
   const Acc next = found > m ? found : m;
   const Acc reference = next == -kInf ? Acc{0} : next;
-  const Acc alpha = exp2(splat(m - reference))[0];
+  const Acc alpha = exp(splat(m - reference))[0];
   Vector<Acc> sum{};
   for (int64_t c = whole_begin; c < whole_end; c += kLanes<Acc>) {
-    const Vector<Acc> e = exp2(load(s + c) - reference);
+    const Vector<Acc> e = exp(load(s + c) - reference);
     store(s + c, e);
     sum += e;
   }
@@ -307,7 +307,7 @@ void decode_run(const ForwardWave& wave, const DecodeJob& job, Byte* memory) {
   Carver carver(memory), partial(job.partial);
   const DecodeScratch<Acc> s(carver, rows, wave.q.dim, wave.v.dim);
   const DecodeState<C> state(partial, rows, wave.v.dim);
-  const auto factor = static_cast<Acc>(wave.scale * kLog2E);
+  const auto factor = static_cast<Acc>(wave.scale);
   for (int64_t r = 0; r < rows; ++r) {
     set_identity(state.row(r));
     Acc* q = s.q + r * s.qk_padded;
@@ -341,12 +341,12 @@ void decode_merge(const ForwardWave& wave, const DecodeMerge& job, Byte* memory)
   const DecodeState<C> state(carver, rows, wave.v.dim);
   for (int64_t r = 0; r < rows; ++r) {
     const RowPlace at{job.batch, job.kv_head * wave.heads_per_kv + r / q_len, r % q_len};
-    const auto loaded = load_row_state(wave, at, state.row(r), s.row);
+    load_row_state(wave, at, state.row(r), s.row);
     for (int64_t i = 0; i < job.num_partials; ++i) {
       Carver partial(const_cast<Byte*>(job.partials) + i * wave.sizes.partial_bytes);
       merge_row_state(state.row(r), DecodeState<C>(partial, rows, wave.v.dim).row(r));
     }
-    store_row_state(wave, at, state.row(r), loaded, s.row);
+    store_row_state(wave, at, state.row(r), s.row);
   }
 }
 

@@ -2,12 +2,12 @@
 //
 //     block of K^T, V    block_kv columns              A row group (kRows rows) meets one key/value block at a time:
 //            +----+----+----+----+                       S = Q K^T     one register tile per panel of kCols columns
-//   row      | S  | S  | S  |    |  <- panels that         P = 2^(S - m) row by row, m = running maximum
-//   group    | \\\\\\\\\\\  |    |     no row keeps        O = O 2^(m_old - m) + P V
-//            +----+----+----+----+     are skipped       so its S and P stay in the first cache level.
+//   row      | S  | S  | S  |    |  <- panels that       P = e^(S - m) row by row, m = running maximum
+//   group    | \\ | \\ | \\ |    |     no row keeps      O = O e^(m_old - m) + P V
+//            +----+----+----+----+     are skipped     so its S and P stay in the first cache level.
 //
-// Legend: S scores in powers of two (scaled by scale * log2 e); P weights; O unnormalised output; m, l running maximum
-// (in powers of two) and sum of a row; first/last = columns a row keeps, relative to the block of keys.
+// Legend: S scaled scores; P weights; O unnormalised output; m, l running maximum and sum of a row; first/last = columns
+// a row keeps, relative to the block of keys.
 #pragma once
 
 #include "ringspan/kernel/state-inl.h"
@@ -62,7 +62,6 @@ struct ForwardScratch {
   Acc* s;                 // [kRows][kScoreStride]
   typename C::Word* p;    // the same for kPair = 1: P overwrites S
   int32_t *first, *last;  // per row, relative to the wave's first key
-  LoadedMax<Acc>* loaded;
   typename C::Row* rows;  // fetched rows
   Acc* row;               // one row of O
 
@@ -74,7 +73,6 @@ struct ForwardScratch {
                         : carver.take<typename C::Word>(C::kRows * kScoreStride)),
         first(carver.take<int32_t>(kForwardRows)),
         last(carver.take<int32_t>(kForwardRows)),
-        loaded(carver.take<LoadedMax<Acc>>(kForwardRows)),
         rows(carver.take<typename C::Row>(kLanes<typename C::Word> * larger(qk.padded, v.padded))),
         row(carver.take<Acc>(v.panels * C::kCols)) {}
 };
@@ -119,7 +117,7 @@ void pack_queries(const ForwardWave& wave, const ForwardJob& job, const ForwardS
   const int64_t begin = job.q_block * kForwardRows;
   const RowRange range{&wave.q, job.batch, job.head, begin, wave.tiles.q_len,
                        wave.tiles.q_covered + job.batch * wave.tiles.q_len};
-  const auto factor = static_cast<typename C::Acc>(wave.scale * kLog2E);
+  const auto factor = static_cast<typename C::Acc>(wave.scale);
   for (int64_t r = 0; r < kForwardRows; ++r) {
     const auto* row = fetch_covered<C>(s.rows, range, begin + r, qk);
     pack_row_panels<C>(s.q + r * C::kCols, row, qk, kForwardRows * C::kCols, factor);
@@ -163,13 +161,13 @@ RINGSPAN_INLINE typename C::Acc weigh_row(const GroupBlock<C>& g, const typename
   Vector<Acc> sum{};
   for (int64_t c = begin; c < end; c += kStep) {
     if constexpr (C::kPair == 1) {
-      const Vector<Acc> e = exp2(load(s + c) - m);
+      const Vector<Acc> e = exp(load(s + c) - m);
       store(p + c, e);
       sum += e;
     } else {
 #ifdef RINGSPAN_ISA_BF16_DOT
-      const F32 e0 = exp2(load(s + c) * g.factor - m);
-      const F32 e1 = exp2(load(s + c + kLanes<Acc>) * g.factor - m);
+      const F32 e0 = exp(load(s + c) * g.factor - m);
+      const F32 e1 = exp(load(s + c + kLanes<Acc>) * g.factor - m);
       store(p + c / C::kPair, pack_neighbours(e0, e1));
       sum += e0 + e1;
 #endif
@@ -220,7 +218,7 @@ RINGSPAN_INLINE bool softmax_group(const GroupBlock<C>& g, typename C::Acc* s, t
     rescale |= change[r] != 0;
     m[r] = next;
   }
-  for (int r = 0; r < kSlots; r += kLanes<Acc>) store(alpha + r, exp2(load(change + r)));
+  for (int r = 0; r < kSlots; r += kLanes<Acc>) store(alpha + r, exp(load(change + r)));
   for (int r = 0; r < C::kRows; ++r) {
     const Acc sum = weigh_row<C>(g, s + r * kScoreStride, p + r * kScoreStride, begin[r], end[r], reference[r]);
     l[r] = l[r] * alpha[r] + sum;
@@ -276,7 +274,7 @@ void attend_block(const ForwardWave& wave, const ForwardScratch<C>& s, int64_t i
   g.word_panels = qk.word_panels;
   g.v_panels = v.panels;
   g.v_panel_stride = wave.sizes.block_kv / C::kPair * C::kCols;
-  g.factor = static_cast<typename C::Acc>(__builtin_fabs(wave.scale) * kLog2E);
+  g.factor = static_cast<typename C::Acc>(__builtin_fabs(wave.scale));
   typename C::Acc alpha[64 / sizeof(typename C::Acc) + C::kRows];
   for (int64_t row = row_begin / C::kRows * C::kRows; row < row_end; row += C::kRows) {
     if (!clip_group(g, s.first + row, s.last + row, block_begin, wave.sizes.block_kv)) continue;
@@ -298,7 +296,7 @@ void load_state(const ForwardWave& wave, const RowPlace& first, const ForwardScr
   for (int64_t r = 0; r < kForwardRows; ++r) {
     const RowState<C> row = s.state.row(r, v_panels);
     if (first.row + r < wave.tiles.q_len) {
-      s.loaded[r] = load_row_state(wave, {first.batch, first.head, first.row + r}, row, s.row);
+      load_row_state(wave, {first.batch, first.head, first.row + r}, row, s.row);
     } else {
       set_identity(row);
     }
@@ -309,7 +307,7 @@ template <class C>
 void store_state(const ForwardWave& wave, const RowPlace& first, const ForwardScratch<C>& s, int64_t v_panels) {
   const int64_t count = smaller(kForwardRows, wave.tiles.q_len - first.row);
   for (int64_t r = 0; r < count; ++r) {
-    store_row_state(wave, {first.batch, first.head, first.row + r}, s.state.row(r, v_panels), s.loaded[r], s.row);
+    store_row_state(wave, {first.batch, first.head, first.row + r}, s.state.row(r, v_panels), s.row);
   }
 }
 

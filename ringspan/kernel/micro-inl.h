@@ -34,7 +34,7 @@ struct PlainCompute {
   static constexpr int kVectors = 2;
   static constexpr int kCols = kVectors * kLanes<T>;
   static constexpr int kRows = kTileRows;
-  // q is multiplied by scale * log2(e) when it is packed, so that scores come out in powers of two.
+  // q is multiplied by the scale when it is packed.
   static constexpr bool kScaleOnPack = true;
 
   static RINGSPAN_INLINE Vector<T> scale_packed(Vector<T> words, T factor) { return words * factor; }

@@ -1,7 +1,6 @@
 // The softmax state of single query rows: to and from the caller's tensors, and the merge of two parts of a row.
 //
-// Legend: m running maximum in powers of two, l sum, o unnormalised output; inside the kernels scores are measured in
-// powers of two, the caller's state in natural units.
+// Legend: m running maximum of a row's scaled scores, l sum, o unnormalised output.
 #pragma once
 
 #include "ringspan/kernel/pack-inl.h"
@@ -9,9 +8,6 @@
 namespace ringspan::RINGSPAN_ISA_NAMESPACE {
 
 using kernel::ForwardWave;
-
-constexpr double kLog2E = 1.4426950408889634;
-constexpr double kLn2 = 0.6931471805599453;
 
 // Where the state of one row lies; o in pieces of kCols that are panel_stride apart.
 template <class C>
@@ -22,12 +18,6 @@ struct RowState {
 
 struct RowPlace {
   int64_t batch, head, row;
-};
-
-// m as it was loaded: in powers of two, and as the caller gave it.
-template <class Acc>
-struct LoadedMax {
-  Acc scaled, natural;
 };
 
 template <class C>
@@ -41,34 +31,27 @@ RINGSPAN_INLINE void set_identity(const RowState<C>& state) {
 
 // The caller's row, or the identity where nothing came before. `buffer` holds panels * kCols elements.
 template <class C>
-RINGSPAN_INLINE LoadedMax<typename C::Acc> load_row_state(const ForwardWave& wave, const RowPlace& at,
-                                                          const RowState<C>& state, typename C::Acc* buffer) {
+RINGSPAN_INLINE void load_row_state(const ForwardWave& wave, const RowPlace& at, const RowState<C>& state,
+                                    typename C::Acc* buffer) {
   using Acc = typename C::Acc;
-  if (!wave.load) {
-    set_identity(state);
-    return {*state.m, *state.m};
-  }
-  const Acc natural = load_scalar<Acc>(row_of(wave.state_max, at.batch, at.head, at.row));
-  *state.m = natural * static_cast<Acc>(kLog2E);
+  if (!wave.load) return set_identity(state);
+  *state.m = load_scalar<Acc>(row_of(wave.state_max, at.batch, at.head, at.row));
   *state.l = load_scalar<Acc>(row_of(wave.state_sum, at.batch, at.head, at.row));
   fetch_row(buffer, wave.state_acc, row_of(wave.state_acc, at.batch, at.head, at.row), state.panels * C::kCols);
   for (int64_t panel = 0; panel < state.panels; ++panel) {
     __builtin_memcpy(state.o + panel * state.panel_stride, buffer + panel * C::kCols, C::kCols * sizeof(Acc));
   }
-  return {*state.m, natural};
 }
 
 // Back to the caller's state, or, where the row ends here, to the output. An empty row becomes the one that
 // softmax_state.h defines.
 template <class C>
 RINGSPAN_INLINE void store_row_state(const ForwardWave& wave, const RowPlace& at, const RowState<C>& state,
-                                     const LoadedMax<typename C::Acc>& loaded, typename C::Acc* buffer) {
+                                     typename C::Acc* buffer) {
   using Acc = typename C::Acc;
   constexpr Acc kInf = __builtin_inff();
-  const Acc l = *state.l;
+  const Acc m = *state.m, l = *state.l;
   const bool empty = l == 0;
-  // A maximum that did not move goes back as it came, so that it can't drift over many calls.
-  const Acc m = *state.m == loaded.scaled ? loaded.natural : *state.m * static_cast<Acc>(kLn2);
   const Acc factor = !wave.finish ? Acc{1} : empty ? Acc{0} : Acc{1} / l;
   gather_row<C>(buffer, state.o, state.panels, state.panel_stride, factor);
   if (wave.finish) {
@@ -92,7 +75,7 @@ RINGSPAN_INLINE void merge_row_state(const RowState<C>& into, const RowState<C>&
   if (*part.l == 0) return;
   const Acc m = *part.m > *into.m ? *part.m : *into.m;
   const Acc reference = m == -kInf ? Acc{0} : m;
-  const Acc mine = exp2(splat(*into.m - reference))[0], other = exp2(splat(*part.m - reference))[0];
+  const Acc mine = exp(splat(*into.m - reference))[0], other = exp(splat(*part.m - reference))[0];
   *into.m = m;
   *into.l = *into.l * mine + *part.l * other;
   for (int64_t panel = 0; panel < into.panels; ++panel) {

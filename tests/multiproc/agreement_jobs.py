@@ -72,6 +72,8 @@ def one_differs(group: dist.ProcessGroup, what: str, exchange: str) -> Outcome:
         options["scale"] = 0.5 if odd else 0.25
     elif what == "exchange":
         exchange = "all_gather" if odd else "p2p"
+    elif what == "gradients":
+        inputs = [x.requires_grad_(odd) for x in inputs]
     elif what == "layout":
         options["layout"] = "BSND" if odd else "BNSD"
         inputs = [torch.zeros(1, 4, 4, 8) for _ in range(3)]

@@ -126,6 +126,20 @@ def checkpointed(group: dist.ProcessGroup, reentrant: bool) -> bool:
     return all(torch.equal(leaf.grad, right) for leaf, right in zip(leaves, plain, strict=True))
 
 
+def assumed(group: dist.ProcessGroup, exchange: str) -> bool:
+    """Without the agreement, calls have the bits of ordinary ones, and ordinary ones go on working."""
+    rank, world = place_of(group)
+    smap = rs.ShardMap.striped(17, world)
+    *leaves, dout = shards_of(smap, rank)
+    results = []
+    for assume in (False, True, False):
+        out = rs.attention(
+            *leaves, mask=rs.causal(), shard_map=smap, group=group, exchange=exchange, assume_agreed=assume
+        )
+        results.append([out, *torch.autograd.grad(out, leaves, dout)])
+    return all(torch.equal(one, two) for found in results[1:] for one, two in zip(results[0], found, strict=True))
+
+
 def groups_and_meshes(group: dist.ProcessGroup, fresh: dist.ProcessGroup) -> bool:
     """A DeviceMesh, and a group whose ranks stand in another order than the processes, give the group's result."""
     world = dist.get_world_size(group)

@@ -24,6 +24,7 @@ DIFFERENCES = {
     "scale": [r"0\.5", r"0\.25"],
     "exchange": ["all_gather", "p2p"],
     "layout": ["BSND", "BNSD"],
+    "gradients": ["needs_grad", "true", "false"],
 }
 
 # What rank 0 does wrong -> the exception there, and what all messages have to show.

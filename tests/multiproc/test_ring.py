@@ -71,6 +71,12 @@ def test_checkpoint(pool, world, reentrant):
     assert all(pool.run("ring_jobs:checkpointed", world, reentrant=reentrant))
 
 
+@pytest.mark.parametrize("exchange", EXCHANGES)
+@pytest.mark.parametrize("world", [1, 2, 4])
+def test_assume_agreed(pool, world, exchange):
+    assert all(pool.run("ring_jobs:assumed", world, exchange=exchange))
+
+
 @pytest.mark.parametrize("world", [1, *WORLDS])
 def test_groups_and_meshes(pool, world):
     assert all(pool.run("ring_jobs:groups_and_meshes", world, fresh=Fresh(reverse=True)))
