@@ -8,9 +8,9 @@ from typing import Any
 
 import peak
 import torch
-from cases import DTYPES, decode_target
 from reference import distance_to, judge
 from settings import Settings
+from shapes import DTYPES, decode_target
 from timing import run_first, time_in_turns
 
 import ringspan as rs

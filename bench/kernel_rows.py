@@ -8,9 +8,9 @@ from typing import Any
 
 import peak
 import torch
-from cases import Case, kernel_target
 from reference import Distance, distance_to, judge, reference_of
 from settings import Settings
+from shapes import Case, kernel_target
 from timing import Side, run_first, time_in_turns
 from torch import Tensor
 

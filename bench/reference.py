@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
-from cases import Case
+from shapes import Case
 from torch import Tensor
 
 _ROWS = 512  # query rows at a time: the scores of a block stay small

@@ -11,9 +11,9 @@ import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from cases import Case
 from ranks import run_on_ranks
 from settings import Settings
+from shapes import Case
 
 _DIRECTIONS = ("forward", "forward_backward")
 

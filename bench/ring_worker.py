@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from cases import RING_MIN_SEQ_LEN, RING_RATIO, RING_SLOWDOWN, Case
 from pytorch_ring import PytorchRing
 from reference import distance_to
 from ring_rows import ring_cases
 from settings import Settings
+from shapes import RING_MIN_SEQ_LEN, RING_RATIO, RING_SLOWDOWN, Case
 from timing import MAX_ROUNDS, MIN_ROUNDS, SLOW_S
 from torch import Tensor
 

@@ -23,8 +23,8 @@ void print_json(const Verification& result) {
   document["met"] = result.met();
   document["isa"] = name_of(result.isa);
   for (const Comparison& c : result.comparisons) {
-    document["comparisons"].push_back({{"quantity", c.quantity}, {"error", c.error}, {"bound", c.bound},
-                                       {"met", c.met()}});
+    document["comparisons"].push_back(
+        {{"quantity", c.quantity}, {"error", c.error}, {"bound", c.bound}, {"met", c.met()}});
   }
   document["plan_faults"] = result.plan_faults;
   document["sent_bytes"] = result.sent_bytes;
@@ -41,8 +41,8 @@ void print_text(const Verification& result) {
   std::cout << "\nrank   bytes sent   planned\n";
   for (size_t rank = 0; rank < result.sent_bytes.size(); ++rank) {
     std::cout << std::setw(4) << rank << std::setw(13) << result.sent_bytes[rank] << std::setw(10)
-              << result.planned_bytes[rank] << (result.sent_bytes[rank] == result.planned_bytes[rank] ? "" : "   DIFFER")
-              << "\n";
+              << result.planned_bytes[rank]
+              << (result.sent_bytes[rank] == result.planned_bytes[rank] ? "" : "   DIFFER") << "\n";
   }
   for (const std::string& fault : result.plan_faults) std::cout << "plan: " << fault << "\n";
   std::cout << "\n" << (result.met() ? "verified" : "NOT verified") << "\n";
@@ -59,8 +59,7 @@ void run(const VerifyOptions& options, int& status) {
 }  // namespace
 
 void add_verify(CLI::App& app, int& status) {
-  CLI::App* verb =
-      app.add_subcommand("verify", "Run a plan on in-process ranks and compare with the double reference");
+  CLI::App* verb = app.add_subcommand("verify", "Run a plan on in-process ranks and compare with the double reference");
   const auto options = std::make_shared<VerifyOptions>();
   options->question.add_to(*verb);
   verb->add_option("--seed", options->seed, "Seed of the random inputs")->capture_default_str();

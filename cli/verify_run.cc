@@ -114,8 +114,8 @@ Dense as_double(const Dense& from, Layout layout) {
 Results reference(const Plan& plan, const Inputs& in) {
   Problem p = plan.problem();
   p.dtype = DType::kF64;
-  const Plan whole = build_plan(p, plan.mask(), ShardMap::contiguous(p.q_len, 1), ShardMap::contiguous(p.kv_len, 1),
-                                Schedule::kRing);
+  const Plan whole =
+      build_plan(p, plan.mask(), ShardMap::contiguous(p.q_len, 1), ShardMap::contiguous(p.kv_len, 1), Schedule::kRing);
   const RankPlan part = whole.rank(0);
   const std::vector<Tile>& tiles = part.forward.front().tiles;
   const Dense q = as_double(in.q, p.layout), k = as_double(in.k, p.layout), v = as_double(in.v, p.layout);
@@ -187,9 +187,8 @@ Verification verify(const Plan& plan, uint64_t seed, int threads_per_rank) {
   verification.sent_bytes.resize(plan.world());
   verification.planned_bytes.resize(plan.world());
   const Results got = results_for(p, p.dtype, p.q_len, p.kv_len);
-  inproc::run_ranks(plan.world(), [&](Transport& transport) {
-    run_rank(plan, transport, in, got, threads_per_rank, verification);
-  });
+  inproc::run_ranks(plan.world(),
+                    [&](Transport& transport) { run_rank(plan, transport, in, got, threads_per_rank, verification); });
   const Results want = reference(plan, in);
   const double forward = bound_of(p.dtype, false), gradient = bound_of(p.dtype, true);
   // lse is kept in the accumulator type whatever the dtype of the inputs.

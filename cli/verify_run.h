@@ -19,14 +19,14 @@ struct Comparison {
 
 struct Verification {
   std::vector<Comparison> comparisons;
-  std::vector<std::string> plan_faults;             // of validate()
-  std::vector<int64_t> sent_bytes, planned_bytes;   // by rank, forward and backward
+  std::vector<std::string> plan_faults;            // of validate()
+  std::vector<int64_t> sent_bytes, planned_bytes;  // by rank, forward and backward
   Isa isa = Isa::kGeneric;
   bool met() const;
 };
 
-// The maps of the plan must cover both sequences. Inputs are standard normal, rounded to the problem's dtype, from `seed`. Cost of the reference: one step per kept
-// pair and head dim element, about a second for 2048 tokens, 8 heads, head dim 64, causal.
+// The maps of the plan must cover both sequences. Inputs are standard normal, rounded to the problem's dtype, from
+// `seed`. Cost: that of the reference, one step per kept pair and element of the head dims.
 Verification verify(const Plan& plan, uint64_t seed, int threads_per_rank);
 
 }  // namespace ringspan::cli

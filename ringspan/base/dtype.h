@@ -10,8 +10,8 @@ namespace ringspan {
 
 enum class DType : uint8_t { kF32, kBF16, kF16, kF64 };
 
-int64_t size_of(DType dtype);            // bytes per element
-const char* name_of(DType dtype);        // "fp32", "bf16", "fp16", "fp64"
+int64_t size_of(DType dtype);              // bytes per element
+const char* name_of(DType dtype);          // "fp32", "bf16", "fp16", "fp64"
 DType parse_dtype(std::string_view name);  // the inverse; Error names the known ones
 
 // Sums, statistics and gradients in flight are kept in this type: fp64 for fp64, else fp32.

@@ -43,7 +43,7 @@ std::string concat(const Parts&... parts) {
 }  // namespace ringspan
 
 // Throws ringspan::Error with the concatenated message unless `condition` holds.
-#define RINGSPAN_CHECK(condition, ...)                                     \
-  do {                                                                     \
+#define RINGSPAN_CHECK(condition, ...)                                          \
+  do {                                                                          \
     if (!(condition)) throw ::ringspan::Error(::ringspan::concat(__VA_ARGS__)); \
   } while (false)

@@ -93,13 +93,11 @@ void row_delta(const ConstTensorView& out, const ConstTensorView& dout, const Co
   const kernel::RowDelta args{kernel::raw_view(out), kernel::raw_view(dout), kernel::raw_view(dlse),
                               kernel::raw_view(delta)};
   const int workers = kernel::count_workers(parallel, 0, static_cast<double>(out.num_elements()));
-  kernel::run_jobs(parallel, workers, out.batch() * out.heads() * blocks, nullptr, 0,
-                   [&](int64_t i, unsigned char*) {
-                     const int64_t begin = i % blocks * kRowsPerJob;
-                     const int64_t head = i / blocks % out.heads();
-                     table.row_delta(args, i / blocks / out.heads(), head, begin,
-                                     std::min(begin + kRowsPerJob, out.rows()));
-                   });
+  kernel::run_jobs(parallel, workers, out.batch() * out.heads() * blocks, nullptr, 0, [&](int64_t i, unsigned char*) {
+    const int64_t begin = i % blocks * kRowsPerJob;
+    const int64_t head = i / blocks % out.heads();
+    table.row_delta(args, i / blocks / out.heads(), head, begin, std::min(begin + kRowsPerJob, out.rows()));
+  });
 }
 
 }  // namespace ringspan

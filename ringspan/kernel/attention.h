@@ -22,7 +22,7 @@
 namespace ringspan {
 
 struct ForwardArgs {
-  ConstTensorView q, k, v;       // [B, N, Sq, Dqk], [B, Nkv, Skv, Dqk], [B, Nkv, Skv, Dv], one dtype
+  ConstTensorView q, k, v;  // [B, N, Sq, Dqk], [B, Nkv, Skv, Dqk], [B, Nkv, Skv, Dv], one dtype
   std::span<const Tile> tiles;
   double scale = 1;
   // The running state. `begin`: it holds nothing yet and need not be initialised. `finish`: the rows end here and
@@ -37,9 +37,9 @@ struct ForwardArgs {
 Isa attend(const ForwardArgs& args, Workspace& workspace, const Parallel& parallel);
 
 struct BackwardArgs {
-  ConstTensorView q, k, v;       // as in forward
-  ConstTensorView dout;          // [B, N, Sq, Dv]
-  ConstTensorView lse, delta;    // [B, N, Sq], accumulator type; lse of the *whole* row, delta from row_delta()
+  ConstTensorView q, k, v;     // as in forward
+  ConstTensorView dout;        // [B, N, Sq, Dv]
+  ConstTensorView lse, delta;  // [B, N, Sq], accumulator type; lse of the *whole* row, delta from row_delta()
   std::span<const Tile> tiles;
   double scale = 1;
   // Gradients in the accumulator type. `*_begin`: overwrite (every row is written), else add.

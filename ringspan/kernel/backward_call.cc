@@ -72,8 +72,8 @@ void BackwardCall::plan_spans() {
   const int64_t q_bytes = sizes_.q_block_bytes, kv_bytes = sizes_.kv_block_bytes;
   const int64_t group_bytes = heads_per_kv_ * q_blocks * q_bytes + kv_blocks_ * kv_bytes;
   if (group_bytes <= budget) {
-    const int64_t waves = std::max<int64_t>(divide_up(groups, std::max<int64_t>(budget / std::max<int64_t>(
-                                                                  group_bytes, 1), 1)), 1);
+    const int64_t waves =
+        std::max<int64_t>(divide_up(groups, std::max<int64_t>(budget / std::max<int64_t>(group_bytes, 1), 1)), 1);
     const int64_t per_wave = divide_up(groups, waves);
     for (int64_t begin = 0; begin < groups; begin += per_wave) {
       spans_.push_back({begin, std::min(begin + per_wave, groups), 0, heads_per_kv_, 0, q_blocks, 0, kv_blocks_});
@@ -166,8 +166,8 @@ void BackwardCall::plan_jobs(const Span& span) {
   for (int64_t kv = 0; kv < wave_.kv_blocks; ++kv) {
     for (int64_t group = span.group_begin; group < span.group_end; ++group) {
       const int64_t list = (group / kv_heads_ - first_batch) * wave_.kv_blocks + kv;
-      jobs_.push_back({group - span.group_begin, kv, steps_.data() + step_start_[list],
-                       step_start_[list + 1] - step_start_[list]});
+      jobs_.push_back(
+          {group - span.group_begin, kv, steps_.data() + step_start_[list], step_start_[list + 1] - step_start_[list]});
     }
   }
 }

@@ -61,8 +61,8 @@ int count_workers(const Parallel& parallel, int64_t scratch_bytes, double work) 
   return static_cast<int>(std::clamp<int64_t>(parallel.num_threads(), 1, std::max<int64_t>(fit, 1)));
 }
 
-void run_jobs(const Parallel& parallel, int num_workers, int64_t num_jobs, unsigned char* scratch, int64_t scratch_bytes,
-              const std::function<void(int64_t, unsigned char*)>& job) {
+void run_jobs(const Parallel& parallel, int num_workers, int64_t num_jobs, unsigned char* scratch,
+              int64_t scratch_bytes, const std::function<void(int64_t, unsigned char*)>& job) {
   num_workers = static_cast<int>(std::min<int64_t>(num_workers, num_jobs));
   if (num_workers <= 1) {
     for (int64_t i = 0; i < num_jobs; ++i) job(i, scratch);

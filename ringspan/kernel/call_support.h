@@ -50,8 +50,8 @@ class Arena {
 int count_workers(const Parallel& parallel, int64_t scratch_bytes, double work);
 
 // Runs job(i, scratch of the worker) for i in [0, num_jobs), claimed in ascending order.
-void run_jobs(const Parallel& parallel, int num_workers, int64_t num_jobs, unsigned char* scratch, int64_t scratch_bytes,
-              const std::function<void(int64_t, unsigned char*)>& job);
+void run_jobs(const Parallel& parallel, int num_workers, int64_t num_jobs, unsigned char* scratch,
+              int64_t scratch_bytes, const std::function<void(int64_t, unsigned char*)>& job);
 
 inline int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 

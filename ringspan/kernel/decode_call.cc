@@ -38,8 +38,8 @@ void run_decode(const ForwardArgs& args, const KernelTable& table, Workspace& wo
   wave.sizes.partial_bytes = sizes.partial_bytes;
 
   const int64_t most_parts = std::min(kv_len / kMinPartCols, kPartialBytes / sizes.partial_bytes);
-  const int64_t parts = std::clamp<int64_t>(divide_up(kEnoughJobs, std::max<int64_t>(groups, 1)), 1,
-                                            std::max<int64_t>(most_parts, 1));
+  const int64_t parts =
+      std::clamp<int64_t>(divide_up(kEnoughJobs, std::max<int64_t>(groups, 1)), 1, std::max<int64_t>(most_parts, 1));
   const double work = static_cast<double>(groups * rows) * static_cast<double>(kv_len) *
                       static_cast<double>(args.q.dim() + args.v.dim());
   const int workers = count_workers(parallel, sizes.scratch_bytes, work);

@@ -73,8 +73,8 @@ class ForwardCall {
   int64_t kv_heads_, heads_per_kv_, kv_len_, kv_blocks_;
   TileIndex index_;
   std::vector<Span> spans_;
-  int64_t most_blocks_ = 0;   // packed at one time
-  int64_t own_rows_ = 0;      // rows of state in the workspace
+  int64_t most_blocks_ = 0;  // packed at one time
+  int64_t own_rows_ = 0;     // rows of state in the workspace
   int workers_ = 1;
 
   ForwardWave wave_;
@@ -117,8 +117,8 @@ void ForwardCall::plan_long_rows(int64_t blocks_per_wave) {
         for (int64_t block = 0; block < kv_blocks_; block += chunk) {
           const int64_t end = std::min(block + chunk, kv_blocks_);
           spans_.push_back({group, group + 1, head, std::min(head + heads, heads_per_kv_), q_block,
-                            std::min(q_block + q_blocks, index_.num_q_blocks()), block, end,
-                            !args_.begin || block > 0, args_.finish && end == kv_blocks_});
+                            std::min(q_block + q_blocks, index_.num_q_blocks()), block, end, !args_.begin || block > 0,
+                            args_.finish && end == kv_blocks_});
         }
       }
     }
@@ -170,8 +170,9 @@ void ForwardCall::add_job(const ForwardJob& job, double weight, int64_t col_begi
   const int64_t min_blocks = divide_up(kMinPartCols, sizes_.block_kv);
   parts = std::clamp<int64_t>(blocks / min_blocks, 1, parts);
   if (parts == 1) return jobs_.push_back({job, weight});
-  const int64_t used = merges_.empty() ? 0 : merges_.back().partials - wave_.partials +
-                                                 merges_.back().num_partials * sizes_.partial_bytes;
+  const int64_t used =
+      merges_.empty() ? 0
+                      : merges_.back().partials - wave_.partials + merges_.back().num_partials * sizes_.partial_bytes;
   merges_.push_back({job.batch, job.head, job.q_block, wave_.partials + used, parts});
   for (int64_t i = 0; i < parts; ++i) {
     ForwardJob part = job;
@@ -201,7 +202,7 @@ void ForwardCall::plan_jobs(const Span& span) {
       // Nothing to add, and the rows neither begin nor end here.
       if (weight == 0 && span.load && !span.finish) continue;
       for (int64_t head = span.head_begin; head < span.head_end; ++head) {
-        const ForwardJob job{batch, group % kv_heads_ * heads_per_kv_ + head, q_block, wave_.kv_begin, wave_.kv_end,
+        const ForwardJob job{batch,  group % kv_heads_ * heads_per_kv_ + head, q_block, wave_.kv_begin, wave_.kv_end,
                              nullptr};
         if (weight == 0) {
           jobs_.push_back({job, 0});

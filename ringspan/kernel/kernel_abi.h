@@ -35,7 +35,7 @@ struct TileRows {
 
 // What the kernels need of the tiles, see tile_index.h.
 struct TileLists {
-  const TileRows* rows;       // of q block i of batch entry b: [start[b * num_q_blocks + i], start[... + 1])
+  const TileRows* rows;  // of q block i of batch entry b: [start[b * num_q_blocks + i], start[... + 1])
   const int64_t* start;
   int64_t num_q_blocks;
   const uint8_t* q_covered;   // [batch, q_len]: 1 where a tile covers the row
@@ -73,17 +73,17 @@ struct MergeJob {
 
 struct ForwardWave {
   RawView q, k, v;
-  RawView state_max, state_sum, state_acc;      // the running state
+  RawView state_max, state_sum, state_acc;  // the running state
   RawView out, out_max, out_sum, out_lse;
   double scale;
   int64_t heads_per_kv, kv_heads;
-  int64_t first_group;                          // group = batch entry * kv_heads + kv head
-  int64_t kv_begin, kv_end;                     // kv_begin is a multiple of block_kv
+  int64_t first_group;       // group = batch entry * kv_heads + kv head
+  int64_t kv_begin, kv_end;  // kv_begin is a multiple of block_kv
   int64_t blocks_per_group;
-  unsigned char *packed_k, *packed_v;           // [group][block]
-  uint8_t* v_nonfinite;                         // [group][block]
+  unsigned char *packed_k, *packed_v;  // [group][block]
+  uint8_t* v_nonfinite;                // [group][block]
   unsigned char* partials;
-  int32_t load, finish;                         // the state goes on from earlier; the rows end here
+  int32_t load, finish;  // the state goes on from earlier; the rows end here
   TileLists tiles;
   ForwardSizes sizes;
 };
@@ -136,12 +136,12 @@ struct BackwardWave {
   double scale;
   int64_t heads_per_kv, kv_heads;
   int64_t first_group;
-  int64_t head_begin, head_end;                // query heads of each group in this wave, inside [0, heads_per_kv)
-  int64_t q_begin, q_end, kv_begin, kv_end;    // begins are multiples of the block sizes
-  int64_t q_blocks, kv_blocks;                 // of the wave
-  unsigned char* packed_q;                     // [group][head][q block]
-  unsigned char* sums_kv;                      // [group][kv block]
-  uint32_t* turns;                             // [group][head][q block]
+  int64_t head_begin, head_end;              // query heads of each group in this wave, inside [0, heads_per_kv)
+  int64_t q_begin, q_end, kv_begin, kv_end;  // begins are multiples of the block sizes
+  int64_t q_blocks, kv_blocks;               // of the wave
+  unsigned char* packed_q;                   // [group][head][q block]
+  unsigned char* sums_kv;                    // [group][kv block]
+  uint32_t* turns;                           // [group][head][q block]
   int32_t dq_overwrite, dkv_overwrite;
   TileLists tiles;
   BackwardSizes sizes;

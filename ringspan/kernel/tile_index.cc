@@ -20,8 +20,8 @@ Ends ends_of(const Tile& tile, int64_t row) {
 
 void check_inside(const Tile& tile, int64_t batch, int64_t q_len, int64_t kv_len) {
   RINGSPAN_CHECK(tile.batch >= 0 && tile.batch < batch, "a tile names batch entry ", tile.batch, " of ", batch);
-  RINGSPAN_CHECK(tile.q_rows >= 0 && tile.q_row0 >= 0 && tile.q_row0 + tile.q_rows <= q_len, "a tile covers query rows ",
-                 tile.q_row0, " to ", tile.q_row0 + tile.q_rows, " of ", q_len);
+  RINGSPAN_CHECK(tile.q_rows >= 0 && tile.q_row0 >= 0 && tile.q_row0 + tile.q_rows <= q_len,
+                 "a tile covers query rows ", tile.q_row0, " to ", tile.q_row0 + tile.q_rows, " of ", q_len);
   RINGSPAN_CHECK(tile.kv_rows >= 0 && tile.kv_row0 >= 0 && tile.kv_row0 + tile.kv_rows <= kv_len,
                  "a tile covers key rows ", tile.kv_row0, " to ", tile.kv_row0 + tile.kv_rows, " of ", kv_len);
   RINGSPAN_CHECK(tile.q_stride >= 1 && tile.kv_stride >= 1, "a tile has strides ", tile.q_stride, " and ",

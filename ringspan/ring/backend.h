@@ -1,4 +1,4 @@
-// What the ring loop asks of whoever moves the data and does the arithmetic. Two backends exist: HostBackend (views, our
+// What the ring loop asks of whoever moves the data and does the arithmetic. Two backends exist: the host's (views, our
 // kernels, a Transport) and the PyTorch binding's (tensors, c10d).
 #pragma once
 

@@ -122,8 +122,8 @@ void SlotExchange::complete(const Transfer& transfer) {
     transport_.wait(flight.request);
   } catch (const TransportError& error) {
     throw TransportError(error.rank, error.peer, transfer.step,
-                         concat(error.what(), " (step ", transfer.step, ", ", name_of(transfer.payload),
-                                " from rank ", transfer.src, " to rank ", transfer.dst, ")"));
+                         concat(error.what(), " (step ", transfer.step, ", ", name_of(transfer.payload), " from rank ",
+                                transfer.src, " to rank ", transfer.dst, ")"));
   }
   if (flight.staging && transfer.dst == part_.rank) {
     const TensorView tensor = view_of_transfer(transfer, transfer.dst_slot);
@@ -134,9 +134,8 @@ void SlotExchange::complete(const Transfer& transfer) {
   flights_.erase(entry);
 }
 
-HostForward::HostForward(const RankPlan& part, Transport& transport, const ConstTensorView& q,
-                         const ConstTensorView& k, const ConstTensorView& v, const OutputView& output,
-                         const Parallel& parallel)
+HostForward::HostForward(const RankPlan& part, Transport& transport, const ConstTensorView& q, const ConstTensorView& k,
+                         const ConstTensorView& v, const OutputView& output, const Parallel& parallel)
     : kv_(part, transport, k.dtype, {without_const(k), without_const(v)}),
       local_(part.problem.scale, q, output, parallel) {}
 

@@ -16,8 +16,8 @@ TensorView accumulator_for(const TensorView& view, Buffer& buffer) {
 LocalForward::LocalForward(double scale, const ConstTensorView& q, const OutputView& output, const Parallel& parallel)
     : scale_(scale), q_(q), output_(output), parallel_(parallel) {}
 
-void LocalForward::attend(std::span<const Tile> tiles, const ConstTensorView& k, const ConstTensorView& v,
-                          bool begins, bool finishes) {
+void LocalForward::attend(std::span<const Tile> tiles, const ConstTensorView& k, const ConstTensorView& v, bool begins,
+                          bool finishes) {
   // A call of one step needs no state between steps.
   if (begins && !finishes) state_ = {output_.max, output_.sum, accumulator_for(output_.out, acc_)};
   ForwardArgs args;

@@ -51,8 +51,8 @@ class LocalBackward {
  private:
   double scale_;
   ConstTensorView q_, lse_, dout_;
-  TensorView dq_;       // the caller's
-  TensorView dq_sum_;   // where it is summed
+  TensorView dq_;      // the caller's
+  TensorView dq_sum_;  // where it is summed
   const Parallel& parallel_;
   bool first_ = true;
   Buffer delta_, dq_buffer_;

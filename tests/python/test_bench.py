@@ -69,7 +69,7 @@ def test_an_unknown_row_ends_with_2(capsys: pytest.CaptureFixture) -> None:
 
 
 def test_operations_are_counted_for_kept_pairs_only() -> None:
-    from cases import Case
+    from shapes import Case
 
     full, causal = (Case("fp32", mask, seq_len=3, head_dim=5, heads=2) for mask in ("full", "causal"))
     # Two products of 2 operations for each of 9 or 6 pairs, 5 numbers, 2 heads; five such products backward.
@@ -80,7 +80,7 @@ def test_operations_are_counted_for_kept_pairs_only() -> None:
 @pytest.mark.parametrize("mask", ["full", "causal"])
 def test_the_reference_is_attention(mask: str, monkeypatch: pytest.MonkeyPatch) -> None:
     import reference
-    from cases import Case
+    from shapes import Case
 
     monkeypatch.setattr(reference, "_ROWS", 7)  # several blocks, the last one shorter
     case = Case("fp32", mask, seq_len=23, head_dim=8, heads=2)

@@ -59,8 +59,8 @@ class Group::Hub {
     changed_.notify_all();
     if (!fits) {
       throw TransportError(key.dst, key.src, -1,
-                           concat("rank ", key.dst, " expected ", target.size(), " bytes from rank ", key.src,
-                                  ", got ", message->bytes.size()));
+                           concat("rank ", key.dst, " expected ", target.size(), " bytes from rank ", key.src, ", got ",
+                                  message->bytes.size()));
     }
   }
 

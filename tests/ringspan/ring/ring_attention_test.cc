@@ -1,15 +1,16 @@
 // The executor on in-process ranks against the dense double oracle.
 #include "ringspan/ring/ring_attention.h"
 
-#include <gtest/gtest.h>
-
 #include <cmath>
 #include <limits>
 #include <thread>
 
+#include <gtest/gtest.h>
+
 #include "ringspan/base/error.h"
-#include "tests/ringspan/support/ring_run.h"
+
 #include "tests/ringspan/support/oracle.h"
+#include "tests/ringspan/support/ring_run.h"
 #include "tests/ringspan/support/tensor.h"
 
 namespace ringspan {
@@ -173,8 +174,8 @@ TEST(RingAttention, PaddingRowsGiveZerosAndAreNeverRead) {
   const Problem p = problem_of(n);
   const RingInputs in = test::random_inputs(4, p);
   const ShardMap map = maps_of(n, 3)[3].map;
-  const RingResults got = test::run_ring(build_plan(p, MaskSpec::full(n, n), map, Schedule::kRing), in,
-                                         {.padding = 1e30});
+  const RingResults got =
+      test::run_ring(build_plan(p, MaskSpec::full(n, n), map, Schedule::kRing), in, {.padding = 1e30});
   for (int64_t rank = 0; rank < 3; ++rank) {
     const std::vector<int64_t> positions = map.positions(rank);
     for (int64_t s = 0; s < map.local_rows(rank); ++s) {
@@ -222,8 +223,8 @@ TEST(RingAttention, EachBatchEntryMayHaveItsOwnMaskAndMap) {
   const std::vector<int64_t> first{1, 1, 1, 2, 2, 2, 2, 2, 3, 3, 4, 4, 4, 4, 4, 4};
   const std::vector<int64_t> second{1, 1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 2, 2, 2, 2, 0};
   const MaskSpec mask = documents_by_ids({first, second}, {});
-  const ShardMap map = ShardMap::from_segments(
-      16, {{{{0, 0, 8, 1}}, {{0, 8, 8, 1}}}, {{{0, 0, 4, 1}, {4, 12, 4, 1}}, {{0, 4, 8, 1}}}});
+  const ShardMap map =
+      ShardMap::from_segments(16, {{{{0, 0, 8, 1}}, {{0, 8, 8, 1}}}, {{{0, 0, 4, 1}, {4, 12, 4, 1}}, {{0, 4, 8, 1}}}});
   const auto keep = [&](int64_t b, int64_t i, int64_t j) {
     const std::vector<int64_t>& ids = b == 0 ? first : second;
     return ids[i] == ids[j] && ids[i] != 0 && j <= i;
@@ -299,8 +300,7 @@ TEST(RingAttention, RowsThatKeepNothingAreTheEmptyRow) {
   const RingInputs in = test::random_inputs(11, p);
   const MaskSpec mask(12, 12, {{{4, 12, 6, 12}}});
   for (const int64_t world : {1, 3}) {
-    const RingResults got =
-        test::run_ring(build_plan(p, mask, ShardMap::contiguous(12, world), Schedule::kRing), in);
+    const RingResults got = test::run_ring(build_plan(p, mask, ShardMap::contiguous(12, world), Schedule::kRing), in);
     for (int64_t s = 0; s < 4; ++s) {
       EXPECT_EQ(got.out.at(0, 0, s, 0), 0);
       EXPECT_EQ(got.max.at(0, 0, s), -kInf);

@@ -1,6 +1,7 @@
 #include "tests/ringspan/support/ring_run.h"
 
 #include "ringspan/ring/ring_attention.h"
+
 #include "tests/ringspan/support/tensor.h"
 
 namespace ringspan::test {

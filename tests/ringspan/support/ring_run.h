@@ -7,6 +7,7 @@
 
 #include "ringspan/plan/plan.h"
 #include "ringspan/transport/inproc/inproc.h"
+
 #include "tests/ringspan/support/array.h"
 
 namespace ringspan::test {
@@ -16,15 +17,15 @@ struct RingInputs {
 };
 
 struct RingResults {
-  Array out, max, sum, lse, dq, dk, dv;           // global order; what no rank holds stays 0
+  Array out, max, sum, lse, dq, dk, dv;              // global order; what no rank holds stays 0
   std::vector<Array> local_out, local_dq, local_dk;  // by rank, padding rows included
   std::vector<Transport::Counters> forward, total;   // what each rank sent
 };
 
 struct RingOptions {
-  double padding = 0;                              // what padding rows of the inputs hold
+  double padding = 0;                                     // what padding rows of the inputs hold
   std::function<void(int64_t rank)> before_forward = {};  // disturbs the timing of a rank
-  int threads = 1;                                 // per rank
+  int threads = 1;                                        // per rank
 };
 
 RingInputs random_inputs(uint64_t seed, const Problem& problem);

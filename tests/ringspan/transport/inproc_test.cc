@@ -1,10 +1,10 @@
 #include "ringspan/transport/inproc/inproc.h"
 
-#include <gtest/gtest.h>
-
 #include <array>
 #include <cstring>
 #include <thread>
+
+#include <gtest/gtest.h>
 
 #include "ringspan/base/error.h"
 
