@@ -4,21 +4,19 @@
 //     dS = P (dP - delta)        dP = dO V^T, in the same register tile as P
 //     dV += P^T dO,  dK += dS^T Q,  dQ += dS K
 //
-//   q block      +----+----+----+        Row groups first fill P and dS of the whole q block; then column groups
-//   (rows)       |    | \\ | \\ |        (kRows columns of P and dS are the rows of dV and dK) and row groups (dQ)
-//                |    |  \\| \\ |        run over it. Outside the panels that a row group computed, P and dS are zero
-//                +----+----+----+        between the first and the last column group.
-//
 // dQ of a q block gets a sum from many jobs. They add in ascending order of key/value block, each waiting for its turn,
 // so the bits don't depend on the number of threads. Jobs are claimed in ascending order, so the one that a job waits
 // for has begun: no deadlock.
+//
+//     thread 0   kv block 0:  q0  q1  q2  q3 ...
+//     thread 1   kv block 1:      q0  q1  q2 ...      one step behind, after the first wait
 //
 // Legend: as in forward-inl.h; dO gradient of out; delta = sum(out dO) - dlse of a row.
 #pragma once
 
 #include <sched.h>
 
-#include "ringspan/kernel/forward-inl.h"
+#include "ringspan/kernel/backward_block-inl.h"
 
 namespace ringspan::RINGSPAN_ISA_NAMESPACE {
 
@@ -26,82 +24,7 @@ using kernel::BackwardJob;
 using kernel::BackwardSizes;
 using kernel::BackwardStep;
 using kernel::BackwardWave;
-
-constexpr int64_t kBackwardRows = 96;
-constexpr int64_t kMaxBackwardCols = 192;
-// K^T, V^T, K, dK and dV of a block.
-constexpr int64_t kBackwardKvBytes = 256 << 10;
-constexpr int64_t kGradStride = kMaxBackwardCols + 16;
-
-// A multiple of both, so that column groups fit.
-template <class C>
-constexpr int64_t kColStep = C::kRows % 3 == 0 ? 3 * C::kCols : C::kCols;
-
-template <class C>
-RINGSPAN_INLINE int64_t backward_cols(int64_t qk_dim, int64_t v_dim) {
-  const int64_t row_bytes =
-      (2 * qk_dim + v_dim) * static_cast<int64_t>(sizeof(typename C::Word)) / C::kPair +
-      (qk_dim + v_dim) * static_cast<int64_t>(sizeof(typename C::Acc));
-  const int64_t cols = kBackwardKvBytes / row_bytes / kColStep<C> * kColStep<C>;
-  return larger(kColStep<C>, smaller(cols, kMaxBackwardCols / kColStep<C> * kColStep<C>));
-}
-
-// One q block of one head in the wave's memory.
-template <class C>
-struct QueryBlock {
-  using Acc = typename C::Acc;
-  using Word = typename C::Word;
-  static constexpr int64_t kRowPanelStride = kBackwardRows * C::kCols;
-  static constexpr int64_t kStackedPanelStride = kBackwardRows / C::kPair * C::kCols;
-  Word *q_rows, *dout_rows;        // row panels form
-  Word *q_stacked, *dout_stacked;  // stacked form; the same memory for kPair = 1
-  Acc *lse, *delta;
-  Acc* dq;                         // [panel][row][kCols]
-  uint8_t* nonfinite;              // of Q, of dO
-
-  RINGSPAN_INLINE QueryBlock(Carver& carver, const PackedDims<C>& qk, const PackedDims<C>& v)
-      : q_rows(carver.take<Word>(qk.word_panels * kRowPanelStride)),
-        dout_rows(carver.take<Word>(v.word_panels * kRowPanelStride)),
-        q_stacked(C::kPair == 1 ? q_rows : carver.take<Word>(qk.panels * kStackedPanelStride)),
-        dout_stacked(C::kPair == 1 ? dout_rows : carver.take<Word>(v.panels * kStackedPanelStride)),
-        lse(carver.take<Acc>(kBackwardRows)),
-        delta(carver.take<Acc>(kBackwardRows)),
-        dq(carver.take<Acc>(qk.panels * kRowPanelStride)),
-        nonfinite(carver.take<uint8_t>(2)) {}
-};
-
-// The sums of one key/value block in the wave's memory, [panel][row][kCols].
-template <class C>
-struct KvSums {
-  typename C::Acc *dk, *dv;
-  RINGSPAN_INLINE KvSums(Carver& carver, const PackedDims<C>& qk, const PackedDims<C>& v, int64_t cols)
-      : dk(carver.take<typename C::Acc>(qk.panels * cols * C::kCols)),
-        dv(carver.take<typename C::Acc>(v.panels * cols * C::kCols)) {}
-};
-
-template <class C>
-struct BackwardScratch {
-  using Acc = typename C::Acc;
-  using Word = typename C::Word;
-  Word *k_columns, *v_columns, *k_stacked;
-  Word *p, *ds;           // [row or row pair][kGradStride]: a of P^T dO and dS^T Q
-  Word* ds_rows;          // a of dS K; the same memory as ds for kPair = 1
-  Acc* s;                 // one register tile of P, kPair = 2 only
-  int32_t *first, *last;
-  typename C::Row* rows;
-
-  RINGSPAN_INLINE BackwardScratch(Carver& carver, const PackedDims<C>& qk, const PackedDims<C>& v, int64_t cols)
-      : k_columns(carver.take<Word>(cols * qk.words)),
-        v_columns(carver.take<Word>(cols * v.words)),
-        k_stacked(carver.take<Word>(cols / C::kPair * qk.panels * C::kCols)),
-        p(carver.take<Word>(kBackwardRows / C::kPair * kGradStride)),
-        ds(carver.take<Word>(kBackwardRows / C::kPair * kGradStride)),
-        ds_rows(C::kPair == 1 ? ds : carver.take<Word>(kBackwardRows * kGradStride)),
-        s(carver.take<Acc>(C::kRows * C::kCols)),
-        first(carver.take<int32_t>(kBackwardRows)),
-        last(carver.take<int32_t>(kBackwardRows)),
-        rows(carver.take<typename C::Row>(kLanes<Word> * larger(qk.padded, v.padded))) {}
-};
+using kernel::TileRows;
 
 template <class C>
 void backward_sizes(int64_t qk_dim, int64_t v_dim, BackwardSizes* sizes) {
@@ -181,223 +104,6 @@ void backward_pack(const BackwardWave& wave, int64_t group, int64_t head, int64_
   __builtin_memset(block.dq, 0, static_cast<std::size_t>(qk.panels * QueryBlock<C>::kRowPanelStride) * sizeof(Acc));
 }
 
-// The operands of a job, and the part of a block that is in work.
-template <class C>
-struct BackwardBlock {
-  const BackwardScratch<C>& s;
-  QueryBlock<C> q;
-  KvSums<C> sums;
-  PackedDims<C> qk, v;
-  int64_t cols;                 // of a key/value block
-  bool k_nonfinite;
-  typename C::Acc factor;       // of scores, unless kScaleOnPack
-  int64_t row_begin, row_end;   // rows of the tile inside the q block
-  int64_t zero_begin, zero_end; // columns that column groups will read
-  int64_t group_begin, group_end;  // column groups
-};
-
-template <class C>
-struct ColumnLimits {
-  int64_t first[C::kRows], last[C::kRows];
-  int64_t begin, end;  // whole panels
-  int64_t used_end;
-};
-
-template <class C>
-RINGSPAN_INLINE bool clip_columns(ColumnLimits<C>& limits, const int32_t* first, const int32_t* last, int64_t cols) {
-  int64_t begin = cols, end = 0;
-  for (int r = 0; r < C::kRows; ++r) {
-    limits.first[r] = first[r];
-    limits.last[r] = last[r];
-    if (first[r] >= last[r]) continue;
-    begin = smaller(begin, first[r]);
-    end = larger(end, last[r]);
-  }
-  limits.begin = begin / C::kCols * C::kCols;
-  limits.end = round_up(end, C::kCols);
-  limits.used_end = end;
-  return begin < end;
-}
-
-// Zero outside [first, last) of a row, for the vector whose first lane is column `col`.
-template <class Acc>
-RINGSPAN_INLINE Vector<Acc> keep_columns(Vector<Acc> v, int64_t col, int64_t first, int64_t last) {
-  const Vector<Acc> lane = iota<Acc>();
-  v = lane >= static_cast<Acc>(first - col) ? v : Vector<Acc>{};
-  return lane < static_cast<Acc>(last - col) ? v : Vector<Acc>{};
-}
-
-// a B of one panel: scores or dP.
-template <class C>
-RINGSPAN_INLINE void multiply_panel(RegisterTile<C>& tile, const typename C::Word* a, const typename C::Word* b,
-                                    const PackedDims<C>& dims) {
-  tile.clear();
-  for (int64_t panel = 0; panel < dims.word_panels; ++panel) {
-    multiply_add<C, 1, C::kCols>(tile, a + panel * QueryBlock<C>::kRowPanelStride, b + panel * C::kCols * C::kCols,
-                                 smaller(C::kCols, dims.words - panel * C::kCols));
-  }
-}
-
-#ifdef RINGSPAN_ISA_BF16_DOT
-// P or dS of a register tile as pairs of rows, and dS also as pairs of columns.
-template <class C>
-RINGSPAN_INLINE void store_row_pairs(const RegisterTile<C>& tile, uint32_t* pairs) {
-  RINGSPAN_UNROLL
-  for (int r = 0; r < C::kRows; r += 2) {
-    RINGSPAN_UNROLL
-    for (int j = 0; j < C::kVectors; ++j) {
-      store(pairs + r / 2 * kGradStride + j * kLanes<float>, pack_across(tile.v[r][j], tile.v[r + 1][j]));
-    }
-  }
-}
-template <class C>
-RINGSPAN_INLINE void store_column_pairs(const RegisterTile<C>& tile, uint32_t* rows) {
-  RINGSPAN_UNROLL
-  for (int r = 0; r < C::kRows; ++r) store(rows + r * kGradStride, pack_neighbours(tile.v[r][0], tile.v[r][1]));
-}
-#endif
-
-// P and dS of one row group and one panel of columns.
-template <class C>
-RINGSPAN_INLINE void grad_scores(const BackwardBlock<C>& b, const ColumnLimits<C>& limits, int64_t row, int64_t col,
-                                 bool masked) {
-  using Acc = typename C::Acc;
-  constexpr int kLane = kLanes<Acc>;
-  RegisterTile<C> tile;
-  Acc* p = b.s.s;
-  int64_t p_stride = C::kCols;
-  if constexpr (C::kPair == 1) {
-    p = b.s.p + row * kGradStride + col;
-    p_stride = kGradStride;
-  }
-  multiply_panel(tile, b.q.q_rows + row * C::kCols, b.s.k_columns + col * b.qk.words, b.qk);
-  RINGSPAN_UNROLL
-  for (int r = 0; r < C::kRows; ++r) {
-    RINGSPAN_UNROLL
-    for (int j = 0; j < C::kVectors; ++j) {
-      Vector<Acc> score = tile.v[r][j];
-      if constexpr (!C::kScaleOnPack) score *= b.factor;
-      Vector<Acc> e = exp(score - b.q.lse[row + r]);
-      if (masked) e = keep_columns<Acc>(e, col + j * kLane, limits.first[r], limits.last[r]);
-      tile.v[r][j] = e;
-      store(p + r * p_stride + j * kLane, e);
-    }
-  }
-#ifdef RINGSPAN_ISA_BF16_DOT
-  if constexpr (C::kPair == 2) store_row_pairs(tile, b.s.p + row / 2 * kGradStride + col);
-#endif
-  multiply_panel(tile, b.q.dout_rows + row * C::kCols, b.s.v_columns + col * b.v.words, b.v);
-  RINGSPAN_UNROLL
-  for (int r = 0; r < C::kRows; ++r) {
-    RINGSPAN_UNROLL
-    for (int j = 0; j < C::kVectors; ++j) {
-      const Vector<Acc> e = load(p + r * p_stride + j * kLane);
-      // Not e * (...): dP may be NaN where nothing is kept.
-      const Vector<Acc> ds = e == 0 ? Vector<Acc>{} : e * (tile.v[r][j] - b.q.delta[row + r]);
-      tile.v[r][j] = ds;
-      if constexpr (C::kPair == 1) store(b.s.ds + (row + r) * kGradStride + col + j * kLane, ds);
-    }
-  }
-#ifdef RINGSPAN_ISA_BF16_DOT
-  if constexpr (C::kPair == 2) {
-    store_row_pairs(tile, b.s.ds + row / 2 * kGradStride + col);
-    store_column_pairs(tile, b.s.ds_rows + row * kGradStride + col / 2);
-  }
-#endif
-}
-
-template <class C>
-RINGSPAN_INLINE void clear_columns(const BackwardBlock<C>& b, int64_t row, int64_t begin, int64_t end) {
-  using Word = typename C::Word;
-  for (int64_t r = row / C::kPair; r < (row + C::kRows) / C::kPair; ++r) {
-    for (int64_t c = begin; c < end; c += kLanes<Word>) {
-      store(b.s.p + r * kGradStride + c, Vector<Word>{});
-      store(b.s.ds + r * kGradStride + c, Vector<Word>{});
-    }
-  }
-}
-
-// P and dS of the whole q block.
-template <class C>
-RINGSPAN_INLINE void fill_scores(const BackwardBlock<C>& b) {
-  for (int64_t row = b.row_begin / C::kRows * C::kRows; row < b.row_end; row += C::kRows) {
-    ColumnLimits<C> limits;
-    if (!clip_columns(limits, b.s.first + row, b.s.last + row, b.cols)) {
-      clear_columns(b, row, b.zero_begin, b.zero_end);
-      continue;
-    }
-    int64_t all_first = 0, all_last = b.cols;
-    for (int r = 0; r < C::kRows; ++r) {
-      all_first = larger(all_first, limits.first[r]);
-      all_last = smaller(all_last, limits.last[r]);
-    }
-    clear_columns(b, row, b.zero_begin, limits.begin);
-    for (int64_t col = limits.begin; col < limits.end; col += C::kCols) {
-      grad_scores(b, limits, row, col, col < all_first || col + C::kCols > all_last);
-    }
-    clear_columns(b, row, limits.end, b.zero_end);
-  }
-}
-
-// target += a^T b for one column group: rows of P or dS are the depth.
-template <class C, bool kKeptOnly>
-RINGSPAN_INLINE void add_column_group(const BackwardBlock<C>& b, const typename C::Word* a,
-                                      const typename C::Word* stacked, typename C::Acc* target, int64_t panels,
-                                      int64_t depth) {
-  for (int64_t panel = 0; panel < panels; ++panel) {
-    RegisterTile<C> tile;
-    typename C::Acc* sums = target + panel * b.cols * C::kCols;
-    tile.load_from(sums, C::kCols);
-    multiply_add<C, kGradStride, 1, kKeptOnly>(tile, a, stacked + panel * QueryBlock<C>::kStackedPanelStride, depth);
-    tile.store_to(sums, C::kCols);
-  }
-}
-
-// dV += P^T dO and dK += dS^T Q. Limits never move left, so the rows that keep a column are one range.
-template <class C>
-RINGSPAN_INLINE void add_kv_sums(const BackwardBlock<C>& b) {
-  int64_t begin = b.row_begin, end = b.row_begin;
-  for (int64_t col = b.group_begin; col < b.group_end; col += C::kRows) {
-    while (begin < b.row_end && b.s.last[begin] <= col) ++begin;
-    while (end < b.row_end && b.s.first[end] < col + C::kRows) ++end;
-    if (begin >= end) continue;
-    const int64_t top = begin / C::kPair;
-    const int64_t depth = ceil_div(end, C::kPair) - top;
-    const int64_t at = top * kGradStride + col;
-    const typename C::Word* dout = b.q.dout_stacked + top * C::kCols;
-    const typename C::Word* q = b.q.q_stacked + top * C::kCols;
-    if (b.q.nonfinite[1]) {
-      add_column_group<C, true>(b, b.s.p + at, dout, b.sums.dv + col * C::kCols, b.v.panels, depth);
-    } else {
-      add_column_group<C, false>(b, b.s.p + at, dout, b.sums.dv + col * C::kCols, b.v.panels, depth);
-    }
-    if (b.q.nonfinite[0]) {
-      add_column_group<C, true>(b, b.s.ds + at, q, b.sums.dk + col * C::kCols, b.qk.panels, depth);
-    } else {
-      add_column_group<C, false>(b, b.s.ds + at, q, b.sums.dk + col * C::kCols, b.qk.panels, depth);
-    }
-  }
-}
-
-// dQ += dS K
-template <class C, bool kKeptOnly>
-RINGSPAN_INLINE void add_q_sums(const BackwardBlock<C>& b) {
-  for (int64_t row = b.row_begin / C::kRows * C::kRows; row < b.row_end; row += C::kRows) {
-    ColumnLimits<C> limits;
-    if (!clip_columns(limits, b.s.first + row, b.s.last + row, b.cols)) continue;
-    const typename C::Word* a = b.s.ds_rows + row * kGradStride + limits.begin / C::kPair;
-    const int64_t depth = ceil_div(limits.used_end - limits.begin, C::kPair);
-    for (int64_t panel = 0; panel < b.qk.panels; ++panel) {
-      RegisterTile<C> tile;
-      typename C::Acc* target = b.q.dq + panel * QueryBlock<C>::kRowPanelStride + row * C::kCols;
-      const typename C::Word* k = b.s.k_stacked + (panel * b.cols + limits.begin) / C::kPair * C::kCols;
-      tile.load_from(target, C::kCols);
-      multiply_add<C, 1, kGradStride, kKeptOnly>(tile, a, k, depth);
-      tile.store_to(target, C::kCols);
-    }
-  }
-}
-
 RINGSPAN_INLINE void wait_for_turn(const uint32_t* turns, uint32_t turn) {
   constexpr int kSpins = 256;
   for (int spin = 0; __atomic_load_n(turns, __ATOMIC_ACQUIRE) != turn; ++spin) {
@@ -421,7 +127,7 @@ RINGSPAN_INLINE bool begin_tile(const BackwardWave& wave, BackwardBlock<C>& b, c
   b.row_end = rows.row_end - q_begin;
   const int64_t group_end = round_up(b.row_end, C::kRows);
   for (int64_t r = b.row_begin / C::kRows * C::kRows; r < group_end; ++r) b.s.first[r] = b.s.last[r] = 0;
-  kernel::fill_row_limits(*rows.tile, rows.row_begin, b.row_end - b.row_begin, kv_begin, kv_end,
+  kernel::fill_row_limits(*rows.tile, rows.row_begin, b.row_end - b.row_begin, {kv_begin, kv_end},
                           b.s.first + b.row_begin, b.s.last + b.row_begin);
   const int64_t col_begin = b.s.first[b.row_begin], col_end = b.s.last[b.row_end - 1];
   if (col_begin >= col_end) return false;
@@ -440,9 +146,20 @@ void backward_run(const BackwardWave& wave, const BackwardJob& job, Byte* memory
   const int64_t batch = (wave.first_group + job.group) / wave.kv_heads;
   const int64_t kv_head = (wave.first_group + job.group) % wave.kv_heads;
   const int64_t kv_begin = wave.kv_begin + job.kv_block * wave.sizes.block_kv;
-  BackwardBlock<C> b{s, query_block<C>(wave, job.group, wave.head_begin, 0), kv_sums<C>(wave, job.group, job.kv_block),
-                     qk, v, wave.sizes.block_kv, false, static_cast<typename C::Acc>(wave.scale),
-                     0, 0, 0, 0, 0, 0};
+  BackwardBlock<C> b{s,
+                     query_block<C>(wave, job.group, wave.head_begin, 0),
+                     kv_sums<C>(wave, job.group, job.kv_block),
+                     qk,
+                     v,
+                     wave.sizes.block_kv,
+                     false,
+                     static_cast<typename C::Acc>(wave.scale),
+                     0,
+                     0,
+                     0,
+                     0,
+                     0,
+                     0};
   Carver sums(reinterpret_cast<Byte*>(b.sums.dk));
   KvSums<C>(sums, qk, v, b.cols);
   __builtin_memset(b.sums.dk, 0, static_cast<std::size_t>(sums.bytes()));

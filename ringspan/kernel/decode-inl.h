@@ -17,12 +17,13 @@ namespace ringspan::RINGSPAN_ISA_NAMESPACE {
 using kernel::DecodeJob;
 using kernel::DecodeMerge;
 using kernel::DecodeSizes;
+using kernel::KvRange;
 using kernel::TileRows;
 
 constexpr int64_t kDecodeCols = 128;  // keys of a block: 64 KB of fp32 K at 128 dims
-constexpr int kKeys = 4;             // of one step; with 2 query rows 8 independent sums hide the latency
+constexpr int kKeys = 4;              // of one step; with 2 query rows 8 independent sums hide the latency
 constexpr int kKeysAhead = 16;
-constexpr int kPieces = 4;           // vectors of O that stay in registers
+constexpr int kPieces = 4;  // vectors of O that stay in registers
 
 template <class Acc>
 struct DecodeScratch {
@@ -49,10 +50,10 @@ template <class C>
 struct DecodeState {
   using Acc = typename C::Acc;
   Acc *m, *l, *o;
-  int64_t panels;
+  int64_t rows, panels;
 
-  RINGSPAN_INLINE DecodeState(Carver& carver, int64_t rows, int64_t v_dim)
-      : panels(round_up(v_dim, kPieces * kLanes<Acc>) / C::kCols) {
+  RINGSPAN_INLINE DecodeState(Carver& carver, int64_t num_rows, int64_t v_dim)
+      : rows(num_rows), panels(round_up(v_dim, kPieces * kLanes<Acc>) / C::kCols) {
     m = carver.take<Acc>(rows);
     l = carver.take<Acc>(rows);
     o = carver.take<Acc>(rows * panels * C::kCols);
@@ -147,10 +148,10 @@ RINGSPAN_INLINE void score_rows(const DecodeScratch<Acc>& s, int64_t rows, const
   }
 }
 
-// O of kRows rows += p V over keys [begin, end).
+// O of kRows rows = O alpha + p V over `keys`.
 template <class C, Element kElement, int kRows>
-RINGSPAN_INLINE void add_values(const typename C::Acc* p, const RowBlock& v, int64_t begin, int64_t end,
-                                typename C::Acc* o, int64_t o_stride, const typename C::Acc* alpha) {
+RINGSPAN_INLINE void add_values(const typename C::Acc* p, const RowBlock& v, const KvRange& keys, typename C::Acc* o,
+                                int64_t o_stride, const typename C::Acc* alpha) {
   using Acc = typename C::Acc;
   for (int64_t d = 0; d < v.dim; d += kPieces * kLanes<Acc>) {
     // The last piece may hold fewer vectors.
@@ -162,7 +163,7 @@ RINGSPAN_INLINE void add_values(const typename C::Acc* p, const RowBlock& v, int
         RINGSPAN_UNROLL
         for (int i = 0; i < kPieces; ++i) sum[r][i] = alpha[r] * load(o + r * o_stride + d + i * kLanes<Acc>);
       }
-      for (int64_t key = begin; key < end; ++key) {
+      for (int64_t key = keys.begin; key < keys.end; ++key) {
         RINGSPAN_UNROLL
         for (int i = 0; i < kPieces; ++i) {
           const Vector<Acc> x = load_element<Acc, kElement>(v.data + key * v.stride, d + i * kLanes<Acc>);
@@ -179,7 +180,7 @@ RINGSPAN_INLINE void add_values(const typename C::Acc* p, const RowBlock& v, int
       for (int r = 0; r < kRows; ++r) {
         for (int64_t i = d; i < v.dim; i += kLanes<Acc>) {
           Vector<Acc> sum = alpha[r] * load(o + r * o_stride + i);
-          for (int64_t key = begin; key < end; ++key) {
+          for (int64_t key = keys.begin; key < keys.end; ++key) {
             sum = p[r * kDecodeCols + key] * load_element<Acc, kElement>(v.data + key * v.stride, i) + sum;
           }
           store(o + r * o_stride + i, sum);
@@ -217,9 +218,10 @@ RINGSPAN_INLINE int64_t clip(int64_t at, int64_t count) { return smaller(larger(
 
 // Two rows that keep the same keys read V together.
 template <class C, Element kElement>
-RINGSPAN_INLINE void decode_block(const DecodeScratch<typename C::Acc>& s, const DecodeState<C>& state, int64_t rows,
+RINGSPAN_INLINE void decode_block(const DecodeScratch<typename C::Acc>& s, const DecodeState<C>& state,
                                   const RowBlock& k, const RowBlock& v, int64_t block_begin, int64_t count) {
   using Acc = typename C::Acc;
+  const int64_t rows = state.rows;
   score_rows<Acc, kElement>(s, rows, k, v, count);
   const int64_t o_stride = state.panels * C::kCols;
   for (int64_t r = 0; r < rows;) {
@@ -233,9 +235,9 @@ RINGSPAN_INLINE void decode_block(const DecodeScratch<typename C::Acc>& s, const
       }
       Acc* o = state.o + r * o_stride;
       if (pair) {
-        add_values<C, kElement, 2>(s.s + r * kDecodeCols, v, begin, end, o, o_stride, alpha);
+        add_values<C, kElement, 2>(s.s + r * kDecodeCols, v, {begin, end}, o, o_stride, alpha);
       } else {
-        add_values<C, kElement, 1>(s.s + r * kDecodeCols, v, begin, end, o, o_stride, alpha);
+        add_values<C, kElement, 1>(s.s + r * kDecodeCols, v, {begin, end}, o, o_stride, alpha);
       }
     }
     r += pair ? 2 : 1;
@@ -260,30 +262,29 @@ RINGSPAN_INLINE RowBlock fetch_rows(const RawView& view, const RowPlace& first, 
 }
 
 template <class C>
-RINGSPAN_INLINE void decode_rows(const ForwardWave& wave, const DecodeJob& job,
-                                 const DecodeScratch<typename C::Acc>& s, const DecodeState<C>& state, int64_t rows,
-                                 int64_t row, int64_t count) {
+RINGSPAN_INLINE void decode_rows(const ForwardWave& wave, const DecodeJob& job, const DecodeScratch<typename C::Acc>& s,
+                                 const DecodeState<C>& state, int64_t row, int64_t count) {
   using Acc = typename C::Acc;
   const int64_t block_begin = row - job.kv_begin;
   if (readable_in_place<Acc>(wave.k) && readable_in_place<Acc>(wave.v)) {
     const RowBlock k = rows_in_place(wave.k, job.batch, job.kv_head, row);
     const RowBlock v = rows_in_place(wave.v, job.batch, job.kv_head, row);
     if constexpr (sizeof(Acc) == 8) {
-      return decode_block<C, Element::kF64>(s, state, rows, k, v, block_begin, count);
+      return decode_block<C, Element::kF64>(s, state, k, v, block_begin, count);
     } else {
       if (wave.k.element == Element::kBF16) {
-        return decode_block<C, Element::kBF16>(s, state, rows, k, v, block_begin, count);
+        return decode_block<C, Element::kBF16>(s, state, k, v, block_begin, count);
       }
       if (wave.k.element == Element::kF16) {
-        return decode_block<C, Element::kF16>(s, state, rows, k, v, block_begin, count);
+        return decode_block<C, Element::kF16>(s, state, k, v, block_begin, count);
       }
-      return decode_block<C, Element::kF32>(s, state, rows, k, v, block_begin, count);
+      return decode_block<C, Element::kF32>(s, state, k, v, block_begin, count);
     }
   }
   const RowPlace first{job.batch, job.kv_head, row};
   const RowBlock k = fetch_rows(wave.k, first, count, s.k, s.qk_padded);
   const RowBlock v = fetch_rows(wave.v, first, count, s.v, s.v_padded);
-  decode_block<C, sizeof(Acc) == 8 ? Element::kF64 : Element::kF32>(s, state, rows, k, v, block_begin, count);
+  decode_block<C, sizeof(Acc) == 8 ? Element::kF64 : Element::kF32>(s, state, k, v, block_begin, count);
 }
 
 // Limits of all rows of the group in one tile; rows outside it keep nothing.
@@ -292,7 +293,7 @@ RINGSPAN_INLINE void fill_group_limits(const ForwardWave& wave, const DecodeJob&
                                        const DecodeScratch<Acc>& s) {
   const int64_t q_len = wave.tiles.q_len;
   for (int64_t r = 0; r < q_len; ++r) s.first[r] = s.last[r] = 0;
-  kernel::fill_row_limits(*rows.tile, rows.row_begin, rows.row_end - rows.row_begin, job.kv_begin, job.kv_end,
+  kernel::fill_row_limits(*rows.tile, rows.row_begin, rows.row_end - rows.row_begin, {job.kv_begin, job.kv_end},
                           s.first + rows.row_begin, s.last + rows.row_begin);
   for (int64_t r = q_len; r < q_len * wave.heads_per_kv; ++r) {
     s.first[r] = s.first[r - q_len];
@@ -326,7 +327,7 @@ void decode_run(const ForwardWave& wave, const DecodeJob& job, Byte* memory) {
     if (begin >= end) continue;
     fill_group_limits(wave, job, tile, s);
     for (int64_t row = begin; row < end; row += kDecodeCols) {
-      decode_rows(wave, job, s, state, rows, row, smaller(kDecodeCols, end - row));
+      decode_rows(wave, job, s, state, row, smaller(kDecodeCols, end - row));
     }
   }
 }

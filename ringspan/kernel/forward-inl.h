@@ -6,8 +6,8 @@
 //   group    | \\ | \\ | \\ |    |     no row keeps      O = O e^(m_old - m) + P V
 //            +----+----+----+----+     are skipped     so its S and P stay in the first cache level.
 //
-// Legend: S scaled scores; P weights; O unnormalised output; m, l running maximum and sum of a row; first/last = columns
-// a row keeps, relative to the block of keys.
+// Legend: S scaled scores; P weights; O unnormalised output; m, l running maximum and sum of a row; [first, last) the
+// columns that a row keeps, relative to the block of keys.
 #pragma once
 
 #include "ringspan/kernel/state-inl.h"
@@ -115,8 +115,8 @@ template <class C>
 void pack_queries(const ForwardWave& wave, const ForwardJob& job, const ForwardScratch<C>& s) {
   const PackedDims<C> qk(wave.q.dim);
   const int64_t begin = job.q_block * kForwardRows;
-  const RowRange range{&wave.q, job.batch, job.head, begin, wave.tiles.q_len,
-                       wave.tiles.q_covered + job.batch * wave.tiles.q_len};
+  const RowRange range{&wave.q, job.batch,        job.head,
+                       begin,   wave.tiles.q_len, wave.tiles.q_covered + job.batch * wave.tiles.q_len};
   const auto factor = static_cast<typename C::Acc>(wave.scale);
   for (int64_t r = 0; r < kForwardRows; ++r) {
     const auto* row = fetch_covered<C>(s.rows, range, begin + r, qk);
@@ -127,12 +127,12 @@ void pack_queries(const ForwardWave& wave, const ForwardJob& job, const ForwardS
 // What a row group needs to meet one block of keys and values.
 template <class C>
 struct GroupBlock {
-  const typename C::Word *q, *k, *v;    // of the group; of the block
+  const typename C::Word *q, *k, *v;  // of the group; of the block
   int64_t words, word_panels, v_panels;
   int64_t v_panel_stride;
-  typename C::Acc factor;               // scores are multiplied by it (kScaleOnPack: they already are)
-  int64_t col_begin, col_end;           // whole panels that some row keeps a part of
-  int64_t used_end;                     // end of the last kept column
+  typename C::Acc factor;      // scores are multiplied by it (kScaleOnPack: they already are)
+  int64_t col_begin, col_end;  // whole panels that some row keeps a part of
+  int64_t used_end;            // end of the last kept column
   int64_t first[C::kRows], last[C::kRows];
 };
 
@@ -191,8 +191,8 @@ RINGSPAN_INLINE Acc max_of_row(const Acc* s, int64_t begin, int64_t end) {
 
 // Scores to weights for all rows of the group; m and l move on. Returns whether O must be rescaled, by `alpha`.
 template <class C>
-RINGSPAN_INLINE bool softmax_group(const GroupBlock<C>& g, typename C::Acc* s, typename C::Word* p,
-                                   typename C::Acc* m, typename C::Acc* l, typename C::Acc* alpha) {
+RINGSPAN_INLINE bool softmax_group(const GroupBlock<C>& g, typename C::Acc* s, typename C::Word* p, typename C::Acc* m,
+                                   typename C::Acc* l, typename C::Acc* alpha) {
   using Acc = typename C::Acc;
   constexpr int kStep = kLanes<Acc> * C::kPair;
   constexpr Acc kInf = __builtin_inff();
@@ -320,7 +320,7 @@ RINGSPAN_INLINE void attend_tile(const ForwardWave& wave, const ForwardJob& job,
   const int64_t row_begin = rows.row_begin - q_begin, row_end = rows.row_end - q_begin;
   const int64_t group_end = round_up(row_end, C::kRows);
   for (int64_t r = row_begin / C::kRows * C::kRows; r < group_end; ++r) s.first[r] = s.last[r] = 0;
-  kernel::fill_row_limits(*rows.tile, rows.row_begin, row_end - row_begin, job.kv_begin, job.kv_end,
+  kernel::fill_row_limits(*rows.tile, rows.row_begin, row_end - row_begin, {job.kv_begin, job.kv_end},
                           s.first + row_begin, s.last + row_begin);
   const int64_t block_end = ceil_div(col_end - wave.kv_begin, block_kv);
   for (int64_t block = (col_begin - wave.kv_begin) / block_kv; block < block_end; ++block) {

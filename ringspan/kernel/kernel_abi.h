@@ -43,10 +43,13 @@ struct TileLists {
   int64_t q_len, kv_len;
 };
 
-// Columns that rows [row, row + count) of the tensor keep, as [begin, end) relative to `kv_begin` and clamped to
-// [0, kv_end - kv_begin]. Ends never move left from row to row. Not inline on purpose.
-void fill_row_limits(const Tile& tile, int64_t row, int64_t count, int64_t kv_begin, int64_t kv_end, int32_t* begin,
-                     int32_t* end) noexcept;
+struct KvRange {
+  int64_t begin, end;
+};
+
+// Columns that rows [row, row + count) of the tensor keep, as [first, last) relative to kv.begin and clamped to
+// [0, kv.end - kv.begin]. Both ends never move left from row to row. Not inline on purpose.
+void fill_row_limits(const Tile& tile, int64_t row, int64_t count, KvRange kv, int32_t* first, int32_t* last) noexcept;
 
 // ---------------------------------------------------------------------------------------------------------- forward
 

@@ -28,7 +28,7 @@ constexpr int kTileRows = 4;
 template <class T>
 struct PlainCompute {
   using Acc = T;
-  using Row = T;   // element of a fetched row
+  using Row = T;  // element of a fetched row
   using Word = T;
   static constexpr int kPair = 1;
   static constexpr int kVectors = 2;
@@ -58,7 +58,6 @@ struct Bf16Compute {
   static constexpr int kCols = kVectors * kLanes<float>;
   static constexpr int kRows = kTileRows;
   static constexpr bool kScaleOnPack = false;  // q keeps its exact bf16 value, but for the sign
-
 
   // Only the sign of the factor; its size is applied to the scores.
   static RINGSPAN_INLINE U32 scale_packed(U32 words, float factor) { return factor < 0 ? words ^ 0x80008000 : words; }

@@ -143,15 +143,18 @@ struct RowRange {
 
 template <class C>
 struct PackedDims {
-  int64_t elements;      // of a row
-  int64_t words;         // ceil(elements / kPair)
-  int64_t word_panels;   // of the row panels form
-  int64_t panels;        // of the stacked form
-  int64_t padded;        // elements of a fetched row, filled up to whole panels
+  int64_t elements;     // of a row
+  int64_t words;        // ceil(elements / kPair)
+  int64_t word_panels;  // of the row panels form
+  int64_t panels;       // of the stacked form
+  int64_t padded;       // elements of a fetched row, filled up to whole panels
 
   explicit RINGSPAN_INLINE PackedDims(int64_t dim)
-      : elements(dim), words(ceil_div(dim, C::kPair)), word_panels(ceil_div(words, C::kCols)),
-        panels(ceil_div(dim, C::kCols)), padded(word_panels * C::kCols * C::kPair) {}
+      : elements(dim),
+        words(ceil_div(dim, C::kPair)),
+        word_panels(ceil_div(words, C::kCols)),
+        panels(ceil_div(dim, C::kCols)),
+        padded(word_panels * C::kCols * C::kPair) {}
 };
 
 // Row `row` of the range, filled up with zeros to dims.padded elements; zeros where it is not covered. Read in place
@@ -185,8 +188,8 @@ void pack_columns(typename C::Word* dst, const RowRange& range, int64_t rows, ty
   for (int64_t row = 0; row < rows; row += kNum) {
     const Word* source[kNum];
     for (int i = 0; i < kNum; ++i) {
-      source[i] = reinterpret_cast<const Word*>(
-          fetch_covered<C>(buffer + i * dims.padded, range, range.begin + row + i, dims));
+      source[i] =
+          reinterpret_cast<const Word*>(fetch_covered<C>(buffer + i * dims.padded, range, range.begin + row + i, dims));
     }
     Word* panel = dst + row / C::kCols * dims.words * C::kCols + row % C::kCols;
     for (int64_t w = 0; w < dims.words; w += kNum) {

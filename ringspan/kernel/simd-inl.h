@@ -219,8 +219,7 @@ RINGSPAN_INLINE F32 widen_fp16(const uint16_t* p) {
 }
 RINGSPAN_INLINE void narrow_fp16(uint16_t* p, F32 v) {
 #if RINGSPAN_VECTOR_BYTES == 64
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
-                      _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 #elif RINGSPAN_VECTOR_BYTES == 32
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 #else

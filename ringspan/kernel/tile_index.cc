@@ -43,17 +43,17 @@ std::vector<uint8_t> mark_covered(const std::vector<int64_t>& changes, int64_t b
 
 }  // namespace
 
-void fill_row_limits(const Tile& tile, int64_t row, int64_t count, int64_t kv_begin, int64_t kv_end, int32_t* begin,
-                     int32_t* end) noexcept {
-  const int64_t first = row - tile.q_row0;
-  const int64_t low = std::max<int64_t>(tile.kv_row0, kv_begin), high = std::min(tile.kv_row0 + tile.kv_rows, kv_end);
+void fill_row_limits(const Tile& tile, int64_t row, int64_t count, KvRange kv, int32_t* first, int32_t* last) noexcept {
+  const int64_t tile_row = row - tile.q_row0;
+  const int64_t low = std::max(tile.kv_row0, kv.begin);
+  const int64_t high = std::max(low, std::min(tile.kv_row0 + tile.kv_rows, kv.end));
   const bool equal_strides = tile.q_stride == tile.kv_stride;
-  const Ends base = ends_of(tile, first);
+  const Ends base = ends_of(tile, tile_row);
   for (int64_t i = 0; i < count; ++i) {
     // With equal strides the ends move by one column per row.
-    const Ends ends = equal_strides ? Ends{base.begin + i, base.end + i} : ends_of(tile, first + i);
-    begin[i] = static_cast<int32_t>(std::clamp(tile.kv_row0 + ends.begin, low, std::max(low, high)) - kv_begin);
-    end[i] = static_cast<int32_t>(std::clamp(tile.kv_row0 + ends.end, low, std::max(low, high)) - kv_begin);
+    const Ends ends = equal_strides ? Ends{base.begin + i, base.end + i} : ends_of(tile, tile_row + i);
+    first[i] = static_cast<int32_t>(std::clamp(tile.kv_row0 + ends.begin, low, high) - kv.begin);
+    last[i] = static_cast<int32_t>(std::clamp(tile.kv_row0 + ends.end, low, high) - kv.begin);
   }
 }
 
