@@ -1,6 +1,5 @@
 #include "ringspan/base/dtype.h"
 
-#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -53,13 +52,6 @@ DType parse_dtype(std::string_view name) {
 
 float bf16_to_float(uint16_t bits) { return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16); }
 
-uint16_t float_to_bf16(float value) {
-  if (std::isnan(value)) return 0x7fc0;
-  const uint32_t bits = std::bit_cast<uint32_t>(value);
-  const uint32_t tie_to_even = (bits >> 16) & 1;
-  return static_cast<uint16_t>((bits + 0x7fff + tie_to_even) >> 16);
-}
-
 float fp16_to_float(uint16_t bits) {
   const float sign = bits & 0x8000 ? -1.0F : 1.0F;
   const int exponent = (bits >> 10) & 0x1f;
@@ -69,22 +61,6 @@ float fp16_to_float(uint16_t bits) {
   }
   if (exponent == 0) return sign * std::ldexp(static_cast<float>(fraction), -24);
   return sign * std::ldexp(static_cast<float>(fraction + 1024), exponent - 25);
-}
-
-uint16_t float_to_fp16(float value) {
-  const uint16_t sign = std::signbit(value) ? 0x8000 : 0;
-  if (std::isnan(value)) return sign | 0x7e00;
-  const float magnitude = std::fabs(value);
-  // 65520 is half way between the largest fp16 and the next power of two: it rounds to infinity.
-  if (magnitude >= 65520.0F) return sign | 0x7c00;
-  int exponent = -24;  // zero counts as subnormal
-  if (magnitude > 0) std::frexp(magnitude, &exponent);
-  // Spacing of fp16 numbers near `magnitude`: 2^(exponent - 11), and 2^-24 among the subnormals.
-  const int spacing = std::max(exponent - 11, -24);
-  const auto units = static_cast<uint32_t>(std::nearbyint(std::ldexp(magnitude, -spacing)));
-  const uint32_t biased = spacing == -24 ? 0 : static_cast<uint32_t>(spacing + 24);
-  // A carry out of the fraction runs into the exponent, which is what rounding up to a power of two means.
-  return static_cast<uint16_t>(sign | ((biased << 10) + units));
 }
 
 double load_as_double(const void* data, DType dtype, int64_t index) {

@@ -17,11 +17,28 @@ DType parse_dtype(std::string_view name);  // the inverse; Error names the known
 // Sums, statistics and gradients in flight are kept in this type: fp64 for fp64, else fp32.
 constexpr DType accumulator_of(DType dtype) { return dtype == DType::kF64 ? DType::kF64 : DType::kF32; }
 
-// Round to nearest even, as the hardware conversions do.
 float bf16_to_float(uint16_t bits);
-uint16_t float_to_bf16(float value);
 float fp16_to_float(uint16_t bits);
-uint16_t float_to_fp16(float value);
+
+// Round to nearest, ties to even, as the hardware does; NaN stays NaN. Without branches, so that loops become vectors.
+inline uint16_t float_to_bf16(float value) {
+  const uint32_t bits = std::bit_cast<uint32_t>(value);
+  const uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+  return static_cast<uint16_t>((bits & 0x7fffffff) > 0x7f800000 ? 0x7fc0 : rounded);
+}
+
+inline uint16_t float_to_fp16(float value) {
+  const uint32_t bits = std::bit_cast<uint32_t>(value);
+  const uint32_t magnitude = bits & 0x7fffffff;
+  // Below 2^-14 numbers are multiples of 2^-24, the spacing of fp32 at 0.5: adding 0.5 rounds to one.
+  const uint32_t subnormal = std::bit_cast<uint32_t>(std::bit_cast<float>(magnitude) + 0.5F) - 0x3f000000;
+  // Exponents are biased by 127 and 15; a carry out of the fraction runs into the exponent, as it should.
+  const uint32_t normal = (magnitude - (112U << 23) + 0xfff + ((magnitude >> 13) & 1)) >> 13;
+  const uint32_t finite = magnitude < 0x38800000 ? subnormal : normal;
+  // From 65520 on, half way between the largest fp16 and the next power of two, everything is infinite.
+  const uint32_t result = magnitude > 0x7f800000 ? 0x7e00 : magnitude >= 0x477ff000 ? 0x7c00 : finite;
+  return static_cast<uint16_t>(((bits >> 16) & 0x8000) | result);
+}
 
 // Element `index` of an array of `dtype`, as double, and back.
 double load_as_double(const void* data, DType dtype, int64_t index);

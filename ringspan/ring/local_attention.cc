@@ -69,7 +69,14 @@ void LocalBackward::attend(std::span<const Tile> tiles, const ConstTensorView& k
 }
 
 void LocalBackward::finish() {
-  if (dq_.data != dq_sum_.data) copy(dq_sum_, dq_);
+  if (dq_.data == dq_sum_.data) return;
+  const auto head_of = [](const TensorView& view, int64_t batch, int64_t head) {
+    return TensorView{view.row(batch, head, 0), view.dtype, {1, 1, view.rows(), view.dim()}, view.stride};
+  };
+  parallel_.run(static_cast<int>(dq_.batch() * dq_.heads()), [&](int i) {
+    const int64_t batch = i / dq_.heads(), head = i % dq_.heads();
+    copy(head_of(dq_sum_, batch, head), head_of(dq_, batch, head));
+  });
 }
 
 }  // namespace ringspan

@@ -35,6 +35,14 @@ void for_each_row(const ConstTensorView& view, RowAction&& action) {
   }
 }
 
+// Gradients leave fp32 here, once per call.
+template <uint16_t (*kRound)(float)>
+void round_row(const std::byte* from, std::byte* to, int64_t dim) {
+  const auto* source = reinterpret_cast<const float*>(from);
+  auto* target = reinterpret_cast<uint16_t*>(to);
+  for (int64_t d = 0; d < dim; ++d) target[d] = kRound(source[d]);
+}
+
 template <class T>
 void add_row(const std::byte* from, int64_t from_stride, std::byte* to, int64_t to_stride, int64_t dim) {
   const T* source = reinterpret_cast<const T*>(from);
@@ -58,16 +66,20 @@ TensorView stats_view(void* data, DType dtype, int64_t batch, int64_t heads, int
 
 void copy(const ConstTensorView& from, const TensorView& to) {
   check_same_size(from, to);
-  const bool plain = from.dtype == to.dtype && from.stride[3] == 1 && to.stride[3] == 1;
+  const bool dense_rows = from.stride[3] == 1 && to.stride[3] == 1;
   for_each_row(from, [&](int64_t b, int64_t n, int64_t s) {
     const std::byte* source = from.row(b, n, s);
     std::byte* target = to.row(b, n, s);
-    if (plain) {
+    if (dense_rows && from.dtype == to.dtype) {
       std::memcpy(target, source, static_cast<size_t>(from.dim() * size_of(from.dtype)));
-      return;
-    }
-    for (int64_t d = 0; d < from.dim(); ++d) {
-      store_from_double(target, to.dtype, d * to.stride[3], load_as_double(source, from.dtype, d * from.stride[3]));
+    } else if (dense_rows && from.dtype == DType::kF32 && to.dtype == DType::kBF16) {
+      round_row<float_to_bf16>(source, target, from.dim());
+    } else if (dense_rows && from.dtype == DType::kF32 && to.dtype == DType::kF16) {
+      round_row<float_to_fp16>(source, target, from.dim());
+    } else {
+      for (int64_t d = 0; d < from.dim(); ++d) {
+        store_from_double(target, to.dtype, d * to.stride[3], load_as_double(source, from.dtype, d * from.stride[3]));
+      }
     }
   });
 }
