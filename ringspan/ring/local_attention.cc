@@ -69,7 +69,7 @@ void LocalBackward::attend(std::span<const Tile> tiles, const ConstTensorView& k
 }
 
 void LocalBackward::finish() {
-  if (dq_.data == dq_sum_.data) return;
+  if (dq_.data == dq_sum_.data || dq_.num_elements() == 0) return;
   const auto head_of = [](const TensorView& view, int64_t batch, int64_t head) {
     return TensorView{view.row(batch, head, 0), view.dtype, {1, 1, view.rows(), view.dim()}, view.stride};
   };
