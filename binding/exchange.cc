@@ -87,17 +87,13 @@ const Transfer& find_transfer(std::span<const Transfer> transfers, int64_t Trans
   return *found;
 }
 
-bool carries_gradients(const Transfer& transfer) {
-  return transfer.payload == Payload::kDk || transfer.payload == Payload::kDv;
-}
-
 // Runs a c10d action; what it throws becomes the loss of a peer.
 template <class Action>
 void guard_peer(const RankPlan& part, const Transfer& received, const char* collective, Action&& action) {
   try {
     action();
   } catch (const std::exception& error) {
-    const char* what = carries_gradients(received) ? "dk and dv" : "k and v";
+    const char* what = is_kv_gradient(received) ? "dk and dv" : "k and v";
     const std::string doubt =
         *collective ? concat(" or another rank, for an ", collective, " fails as a whole,") : std::string();
     throw_peer_error(concat("rank ", part.rank, " lost peer ", received.src, doubt, " in step ", received.step,
@@ -166,7 +162,7 @@ void SlotRing::post(std::span<const Transfer> transfers) {
   message.dst = sent.dst;
   message.src = received.src;
   message.num_received = pair_elements(part_, received.owner);
-  message.tag = 2 * sent.step + (carries_gradients(sent) ? 1 : 0);
+  message.tag = 2 * sent.step + (is_kv_gradient(sent) ? 1 : 0);
   Flight flight;
   guard_peer(part_, received, exchange_->collective(), [&] { flight = exchange_->start(message); });
   slots_[received.dst_slot] = flight.received;

@@ -32,7 +32,7 @@ ConstTensorView optional_stats(const at::Tensor& stats) {
 }
 
 bool carries_gradients(std::span<const Transfer> transfers) {
-  return !transfers.empty() && (transfers.front().payload == Payload::kDk || transfers.front().payload == Payload::kDv);
+  return !transfers.empty() && is_kv_gradient(transfers.front());
 }
 
 }  // namespace

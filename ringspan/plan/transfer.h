@@ -36,4 +36,9 @@ struct Transfer {
   bool operator==(const Transfer&) const = default;
 };
 
+// Gradients of K/V travel in slots and in a type of their own.
+inline bool is_kv_gradient(const Transfer& transfer) {
+  return transfer.payload == Payload::kDk || transfer.payload == Payload::kDv;
+}
+
 }  // namespace ringspan

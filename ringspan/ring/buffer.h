@@ -23,4 +23,13 @@ class Buffer {
   int64_t bytes_ = 0;
 };
 
+// Where the values of `view` are summed: `view` itself where it has the accumulator type, else a dense view of the same
+// size on new memory in `buffer`.
+inline TensorView accumulator_for(const TensorView& view, Buffer& buffer) {
+  const DType accumulator = accumulator_of(view.dtype);
+  if (view.dtype == accumulator) return view;
+  buffer = Buffer(view.num_elements() * size_of(accumulator));
+  return view_of(buffer.data(), accumulator, Layout::kBNSD, view.size);
+}
+
 }  // namespace ringspan

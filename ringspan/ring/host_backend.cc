@@ -8,10 +8,6 @@
 namespace ringspan {
 namespace {
 
-bool is_gradient(const Transfer& transfer) {
-  return transfer.payload == Payload::kDk || transfer.payload == Payload::kDv;
-}
-
 bool is_k_like(Payload payload) { return payload == Payload::kK || payload == Payload::kDk; }
 
 // Backends take const views of inputs; a slot may stand for them but is then only read.
@@ -144,18 +140,6 @@ void HostForward::attend(const Step& step, bool begins, bool finishes) {
   local_.attend(step.tiles, kv.k, kv.v, begins, finishes);
 }
 
-namespace {
-
-// Where gradients at home are summed: the caller's tensor, or a buffer where that is bf16 or fp16.
-TensorView home_view(const TensorView& grad, Buffer& buffer) {
-  const DType accumulator = accumulator_of(grad.dtype);
-  if (grad.dtype == accumulator) return grad;
-  buffer = Buffer(grad.num_elements() * size_of(accumulator));
-  return view_of(buffer.data(), accumulator, Layout::kBNSD, grad.size);
-}
-
-}  // namespace
-
 HostBackward::HostBackward(const RankPlan& part, Transport& transport, const ConstTensorView& q,
                            const ConstTensorView& k, const ConstTensorView& v, const OutputView& output,
                            const ConstTensorView& dout, const ConstTensorView& dlse, const GradsView& grads,
@@ -163,15 +147,16 @@ HostBackward::HostBackward(const RankPlan& part, Transport& transport, const Con
     : part_(part),
       grads_(grads),
       kv_(part, transport, k.dtype, {without_const(k), without_const(v)}),
-      dkv_(part, transport, accumulator_of(k.dtype), {home_view(grads.dk, home_[0]), home_view(grads.dv, home_[1])}),
+      dkv_(part, transport, accumulator_of(k.dtype),
+           {accumulator_for(grads.dk, home_[0]), accumulator_for(grads.dv, home_[1])}),
       local_(part.problem.scale, q, output.out, output.lse, dout, dlse, grads.dq, parallel) {}
 
 void HostBackward::post(std::span<const Transfer> transfers) {
-  if (!transfers.empty()) (is_gradient(transfers.front()) ? dkv_ : kv_).post(transfers);
+  if (!transfers.empty()) (is_kv_gradient(transfers.front()) ? dkv_ : kv_).post(transfers);
 }
 
 void HostBackward::wait(std::span<const Transfer> transfers) {
-  if (!transfers.empty()) (is_gradient(transfers.front()) ? dkv_ : kv_).wait(transfers);
+  if (!transfers.empty()) (is_kv_gradient(transfers.front()) ? dkv_ : kv_).wait(transfers);
 }
 
 void HostBackward::attend_backward(const Step& step, const std::function<void()>& arrived) {
@@ -182,17 +167,20 @@ void HostBackward::attend_backward(const Step& step, const std::function<void()>
 
 void HostBackward::finish(const Step& last) {
   local_.finish();
-  const SlotExchange::Pair home = dkv_.slot(kOwnSlot, part_.rank);
+  SlotExchange::Pair whole = dkv_.slot(kOwnSlot, part_.rank);
   if (!last.after.empty()) {
     const auto arrival = std::find_if(last.after.begin(), last.after.end(),
                                       [&](const Transfer& transfer) { return transfer.dst == part_.rank; });
     const SlotExchange::Pair arrived = dkv_.slot(arrival->dst_slot, part_.rank);
-    const auto combine = part_.grad_route == GradRoute::kFromNext ? add : copy;
-    combine(arrived.k, home.k);
-    combine(arrived.v, home.v);
+    if (part_.grad_route == GradRoute::kFromNext) {
+      add(arrived.k, whole.k);
+      add(arrived.v, whole.v);
+    } else {
+      whole = arrived;
+    }
   }
-  if (home.k.data != grads_.dk.data) copy(home.k, grads_.dk);
-  if (home.v.data != grads_.dv.data) copy(home.v, grads_.dv);
+  if (whole.k.data != grads_.dk.data) copy(whole.k, grads_.dk);
+  if (whole.v.data != grads_.dv.data) copy(whole.v, grads_.dv);
 }
 
 }  // namespace ringspan

@@ -1,17 +1,6 @@
 #include "ringspan/ring/local_attention.h"
 
 namespace ringspan {
-namespace {
-
-// `view` itself where it already has the accumulator type, else a dense view of the same size on `buffer`.
-TensorView accumulator_for(const TensorView& view, Buffer& buffer) {
-  const DType accumulator = accumulator_of(view.dtype);
-  if (view.dtype == accumulator) return view;
-  buffer = Buffer(view.num_elements() * size_of(accumulator));
-  return view_of(buffer.data(), accumulator, Layout::kBNSD, view.size);
-}
-
-}  // namespace
 
 LocalForward::LocalForward(double scale, const ConstTensorView& q, const OutputView& output, const Parallel& parallel)
     : scale_(scale), q_(q), output_(output), parallel_(parallel) {}

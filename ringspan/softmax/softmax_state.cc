@@ -16,15 +16,6 @@ T* row_of(const TensorView& view, int64_t b, int64_t n, int64_t s) {
   return reinterpret_cast<T*>(view.row(b, n, s));
 }
 
-template <class Action>
-void for_each_row(const TensorView& view, Action&& action) {
-  for (int64_t b = 0; b < view.batch(); ++b) {
-    for (int64_t n = 0; n < view.heads(); ++n) {
-      for (int64_t s = 0; s < view.rows(); ++s) action(b, n, s);
-    }
-  }
-}
-
 // Factor that moves a part with row maximum `part` to the joint maximum; 0 for the identity (also -inf - -inf).
 template <class T>
 T rescale(T part, T joint) {

@@ -26,15 +26,6 @@ void check_same_size(const ConstTensorView& from, const ConstTensorView& to) {
   }
 }
 
-template <class RowAction>
-void for_each_row(const ConstTensorView& view, RowAction&& action) {
-  for (int64_t b = 0; b < view.batch(); ++b) {
-    for (int64_t n = 0; n < view.heads(); ++n) {
-      for (int64_t s = 0; s < view.rows(); ++s) action(b, n, s);
-    }
-  }
-}
-
 // Gradients leave fp32 here, once per call.
 template <uint16_t (*kRound)(float)>
 void round_row(const std::byte* from, std::byte* to, int64_t dim) {

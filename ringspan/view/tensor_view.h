@@ -46,6 +46,16 @@ ConstTensorView view_of(const void* data, DType dtype, Layout layout, std::array
 // Statistics [batch, heads, rows] are views whose dim is 1.
 TensorView stats_view(void* data, DType dtype, int64_t batch, int64_t heads, int64_t rows);
 
+// Calls action(b, n, s) for every row.
+template <class Byte, class Action>
+void for_each_row(const BasicView<Byte>& view, Action&& action) {
+  for (int64_t b = 0; b < view.batch(); ++b) {
+    for (int64_t n = 0; n < view.heads(); ++n) {
+      for (int64_t s = 0; s < view.rows(); ++s) action(b, n, s);
+    }
+  }
+}
+
 // Element by element, converting between dtypes; sizes must agree.
 void copy(const ConstTensorView& from, const TensorView& to);
 // to += from
