@@ -27,13 +27,8 @@ if(test_sources)
 
   # The AVX-512 text again, with each of its intrinsics emulated by AVX2, so that machines without AVX-512 test it too.
   if(emulated_sources AND RINGSPAN_IS_X86 AND NOT RINGSPAN_GENERIC_ONLY)
-    find_path(SIMDE_INCLUDE_DIR simde/x86/avx512.h)
-    if(NOT SIMDE_INCLUDE_DIR)
-      message(FATAL_ERROR "simde was not found; on Debian and Ubuntu: apt-get install libsimde-dev")
-    endif()
     add_library(ringspan_emulated OBJECT ${emulated_sources})
     ringspan_set_warnings(ringspan_emulated)
-    target_include_directories(ringspan_emulated SYSTEM PRIVATE ${SIMDE_INCLUDE_DIR})
     target_compile_definitions(ringspan_emulated PRIVATE RINGSPAN_EMULATE_AVX512)
     target_compile_options(ringspan_emulated PRIVATE ${RINGSPAN_KERNEL_FLAGS} ${RINGSPAN_FLAGS_avx2} -O2)
     target_link_libraries(ringspan_emulated PRIVATE ringspan_test_support)

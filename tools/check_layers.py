@@ -46,7 +46,6 @@ THIRD_PARTY = {
     "CLI/": ["cli"],
     "gtest/": ["tests"],
     "gmock/": ["tests"],
-    "simde/": ["tests"],
     "benchmark/": ["bench"],
     "mpi.h": ["ringspan/transport/mpi"],
 }

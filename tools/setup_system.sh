@@ -15,7 +15,6 @@ need_header() {
 need_header nlohmann/json.hpp nlohmann-json3-dev
 need_header CLI/CLI.hpp libcli11-dev
 need_header gtest/gtest.h libgtest-dev
-need_header simde/x86/avx512.h libsimde-dev
 "$python" -c 'import ensurepip, venv' 2>/dev/null || missing="$missing python3-venv"
 # torch.compile builds small modules that include Python.h.
 "$python" -c 'import os, sysconfig; os.stat(os.path.join(sysconfig.get_path("include"), "Python.h"))' 2>/dev/null ||
