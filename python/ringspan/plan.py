@@ -73,15 +73,15 @@ class Plan:
 
     def rank(self, rank: int) -> RankPlan:
         """The part of `rank`, its place in the group. ValueError outside 0..world_size-1."""
-        if not 0 <= rank < self.world_size:
-            raise ValueError(f"rank {rank} is outside a plan of {self.world_size} ranks")
-        forward, backward = self._ask(torch.ops.ringspan._sent_bytes, rank)
+        sent = self.sent_bytes(rank)
         text = self._ask(torch.ops.ringspan._plan_text, rank)
-        return RankPlan(rank, SentBytes(forward, backward), self._ask(torch.ops.ringspan._plan_json, rank), text)
+        return RankPlan(rank, sent, self._ask(torch.ops.ringspan._plan_json, rank), text)
 
     def sent_bytes(self, rank: int) -> SentBytes:
-        """Bytes that `rank` sends."""
-        return self.rank(rank).sent_bytes
+        """Bytes that `rank` sends. ValueError outside 0..world_size-1."""
+        if not 0 <= rank < self.world_size:
+            raise ValueError(f"rank {rank} is outside a plan of {self.world_size} ranks")
+        return SentBytes(*self._ask(torch.ops.ringspan._sent_bytes, rank))
 
     def to_json(self) -> str:
         """All ranks' parts, as JSON."""
