@@ -6,7 +6,9 @@
 //     keep the pair.
 //   - The same input gives the same bits whatever the number of threads.
 //   - No NaN for finite input: a row that keeps nothing is the empty row of softmax_state.h.
-// Memory: at most Workspace::kBudgetBytes, whatever the lengths.
+// Memory: at most Workspace::kBudgetBytes whatever the lengths, and beside it the index of the tiles: for each query and
+// key row of each batch entry 9 bytes while it is made and 1 after, and 40 bytes for each block of queries that a tile
+// meets.
 #pragma once
 
 #include <functional>

@@ -140,6 +140,16 @@ void HostForward::attend(const Step& step, bool begins, bool finishes) {
   local_.attend(step.tiles, kv.k, kv.v, begins, finishes);
 }
 
+namespace {
+
+// Gradients that start at the owner never stay at home; else they are summed there in the accumulator type.
+TensorView home_of(const RankPlan& part, const TensorView& grad, Buffer& buffer) {
+  const bool leaves = part.world > 1 && part.grad_route == GradRoute::kFromOwner;
+  return leaves ? grad : accumulator_for(grad, buffer);
+}
+
+}  // namespace
+
 HostBackward::HostBackward(const RankPlan& part, Transport& transport, const ConstTensorView& q,
                            const ConstTensorView& k, const ConstTensorView& v, const OutputView& output,
                            const ConstTensorView& dout, const ConstTensorView& dlse, const GradsView& grads,
@@ -148,7 +158,7 @@ HostBackward::HostBackward(const RankPlan& part, Transport& transport, const Con
       grads_(grads),
       kv_(part, transport, k.dtype, {without_const(k), without_const(v)}),
       dkv_(part, transport, accumulator_of(k.dtype),
-           {accumulator_for(grads.dk, home_[0]), accumulator_for(grads.dv, home_[1])}),
+           {home_of(part, grads.dk, home_[0]), home_of(part, grads.dv, home_[1])}),
       local_(part.problem.scale, q, output.out, output.lse, dout, dlse, grads.dq, parallel) {}
 
 void HostBackward::post(std::span<const Transfer> transfers) {

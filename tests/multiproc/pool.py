@@ -26,6 +26,7 @@ from typing import Any
 SIZE = 4
 WATCHDOG_S = 60
 GROUP_TIMEOUT = datetime.timedelta(seconds=40)
+_LAST_WORDS = 6000  # characters of a dead process's standard error that a failure shows
 _PATHS = [str(Path(__file__).parent), str(Path(__file__).parent.parent / "python")]
 
 
@@ -120,10 +121,17 @@ class Pool:
                     answers[rank] = pipe.recv()
                 except (EOFError, ConnectionError):
                     members[rank][0].join(5)
-                    answers[rank] = False, f"the process ended with status {members[rank][0].exitcode}"
+                    answers[rank] = False, self._last_words_of(members[rank][0], rank)
         for rank in pending.values():
             answers[rank] = False, "no answer in time\n" + self._stack_of(members[rank][0], rank)
         return [answers[rank] for rank in range(len(members))]
+
+    def _last_words_of(self, process: Any, rank: int) -> str:
+        text = Path(self._stacks(rank)).read_text(errors="replace")
+        # The thread that crashed comes first.
+        crash = text.find("SIG")
+        words = text[crash:][:_LAST_WORDS] if crash >= 0 else text[-_LAST_WORDS:]
+        return f"the process ended with status {process.exitcode}\n{words}"
 
     def _stack_of(self, process: Any, rank: int) -> str:
         with contextlib.suppress(OSError):
@@ -141,6 +149,9 @@ def _serve(pipe: Connection, rank: int, port: int, stacks: str) -> None:
 
     log = open(stacks, "w")  # noqa: SIM115  open as long as the process lives
     faulthandler.register(signal.SIGUSR1, file=log, all_threads=True)
+    # A crash tells where it was, in C++ too: the handler writes to standard error.
+    os.dup2(log.fileno(), 2)
+    torch._C._set_print_stack_traces_on_fatal_signal(True)
     torch.set_num_threads(1)
     try:
         store = dist.TCPStore("127.0.0.1", port, is_master=False)

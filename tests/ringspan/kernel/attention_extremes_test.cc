@@ -100,6 +100,31 @@ TEST_P(AttentionExtremesTest, LargeRandomScoresStayFinite) {
   }
 }
 
+// The limit that docs/maths.md states: a score is a sum rounded in fp32, so what is off by large scores is their own
+// rounding, a few units of 2^-23 of the largest one, and no more.
+TEST_P(AttentionExtremesTest, LargeScoresLoseNoMoreThanTheirOwnRounding) {
+  for (const int64_t dim : {64, 200}) {
+    for (const double amplitude : {1.0, 2.0, 4.0, 8.0}) {
+      const auto c = make_case({.q_heads = 2,
+                                .kv_heads = 1,
+                                .q_len = 150,
+                                .kv_len = 300,
+                                .qk_dim = dim,
+                                .v_dim = 16,
+                                .mask = MaskKind::kBottomRight,
+                                .amplitude = amplitude});
+      SCOPED_TRACE(::testing::Message() << c->spec << " amplitude " << amplitude);
+      const double top = *std::max_element(c->want.max.data.begin(), c->want.max.data.end());
+      double largest = 0;
+      for (const double v : c->inputs.v.data) largest = std::max(largest, std::abs(v));
+      const double rounding = 4 * std::numeric_limits<float>::epsilon() * std::max(top, 1.0);
+      const ForwardResult got = run_forward(*c, kernels(), {.num_calls = 2});
+      EXPECT_LE(max_error(got.out, c->want.out), rounding * largest) << "largest score " << top;
+      EXPECT_LE(max_error(got.lse, c->want.lse), rounding) << "largest score " << top;
+    }
+  }
+}
+
 // Two sets of four keys whose scores are 0 and `far`; the answer is in closed form.
 TEST_P(AttentionExtremesTest, PartsWithFarApartMaxima) {
   for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF64}) {
