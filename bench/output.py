@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import datetime
 import json
-import os
-import platform
 import shlex
 import subprocess
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.console import Console
 from rich.table import Table
+
+from ringspan import machine
 
 _ROOT = Path(__file__).resolve().parent.parent
 
@@ -75,20 +74,8 @@ class Output:
 
     def _write(self, family: str) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        content = {"machine": describe_machine(), "quick": self.quick, "rows": self.families[family]}
+        content = {"machine": machine.describe(), "quick": self.quick, "rows": self.families[family]}
         (self.folder / f"{family}.json").write_text(json.dumps(content, indent=2) + "\n")
-
-
-def describe_machine() -> dict[str, Any]:
-    """Processor, cores, instruction set in use and versions."""
-    return {
-        "cpu": _cpu_model(),
-        "cores": os.cpu_count(),
-        "instruction_set": torch.ops.ringspan._isa(),
-        "system": platform.platform(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-    }
 
 
 def _line(row: dict[str, Any]) -> str:
@@ -131,12 +118,3 @@ def _git_commit() -> str:
     except (OSError, subprocess.TimeoutExpired):
         return "unknown"
     return done.stdout.strip() if done.returncode == 0 else "unknown"
-
-
-def _cpu_model() -> str:
-    path = Path("/proc/cpuinfo")
-    if path.exists():
-        for line in path.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine()

@@ -13,12 +13,20 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 import pytest
 import torch
 
+from ringspan import machine
+
 for folder in ("python", "multiproc"):
     sys.path.insert(0, str(Path(__file__).parent / folder))
 
 from pool import Pool  # noqa: E402  found by the paths above
 
 torch.set_num_threads(1)
+
+
+def pytest_report_header() -> str:
+    """A failure elsewhere may be one of its machine."""
+    about = machine.describe()
+    return f"{about['cpu']}, {about['cores']} cores, {about['instruction_set']}, torch {about['torch']}"
 
 
 @pytest.fixture(scope="session")

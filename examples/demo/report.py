@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import datetime
 import json
-import os
-import platform
 import shlex
 import sys
 from pathlib import Path
@@ -15,6 +13,8 @@ from config import RunConfig
 from launch import RunResult
 from rich.console import Console
 from rich.table import Table
+
+from ringspan import machine
 
 LOSS_LIMIT = 1e-4
 # The system counts the transport's headers too: about a hundred bytes a message.
@@ -68,7 +68,7 @@ def build_report(single: RunConfig, single_result: RunResult, spread: RunConfig,
         "text": {"source": "Python standard library", "bytes": ranks[0]["corpus_bytes"]},
         "versions": ranks[0]["versions"],
         "instruction_set": ranks[0]["instruction_set"],
-        "machine": {"cpu": cpu_model(), "cores": os.cpu_count(), "system": platform.platform()},
+        "machine": machine.describe(),
         "command": shlex.join([Path(sys.executable).name, *sys.argv]),
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
     }
@@ -162,13 +162,3 @@ def draw_losses(path: Path, report: dict[str, Any]) -> None:
     figure.tight_layout()
     figure.savefig(path, dpi=120)
     plt.close(figure)
-
-
-def cpu_model() -> str:
-    """The processor's name as the system gives it."""
-    path = Path("/proc/cpuinfo")
-    if path.exists():
-        for line in path.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine()
