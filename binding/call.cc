@@ -98,7 +98,7 @@ Sizes read_sizes_of(const at::Tensor& query, const at::Tensor& key, const at::Te
 
 // Everything that a plan depends on, the rank apart.
 PlanCache::Words content_of(const Problem& problem, const Description& description, Schedule schedule,
-                            ExchangeKind exchange) {
+                            Exchange exchange) {
   PlanCache::Words words = {problem.batch,
                             problem.q_heads,
                             problem.kv_heads,
@@ -122,7 +122,7 @@ PlanCache::Words content_of(const Problem& problem, const Description& descripti
   return words;
 }
 
-RankPlan build_part(Problem problem, const Description& description, Schedule schedule, ExchangeKind exchange,
+RankPlan build_part(Problem problem, const Description& description, Schedule schedule, Exchange exchange,
                     int64_t rank) {
   const Decoded decoded = decode(description);
   problem.q_len = decoded.q_len;
@@ -138,29 +138,9 @@ void check_rows(const char* name, int64_t rows, int64_t expected, int64_t rank) 
 
 }  // namespace
 
-ExchangeKind parse_exchange(const std::string& name) {
-  if (name == "auto" || name == "all_to_all") return ExchangeKind::kAllToAll;
-  if (name == "p2p") return ExchangeKind::kP2p;
-  if (name == "all_gather") return ExchangeKind::kAllGather;
-  throw Error(concat("exchange is \"", name, "\"; it must be auto, all_to_all, p2p or all_gather"));
-}
-
-const char* name_of(ExchangeKind kind) {
-  switch (kind) {
-    case ExchangeKind::kAllToAll: return "all_to_all";
-    case ExchangeKind::kP2p: return "p2p";
-    case ExchangeKind::kAllGather: return "all_gather";
-  }
-  return "";
-}
-
 Schedule parse_schedule_name(const std::string& name) {
   if (name == "auto") return Schedule::kRing;
   return parse_schedule(name);
-}
-
-GradRoute route_of(ExchangeKind kind, int64_t world) {
-  return kind == ExchangeKind::kP2p || world == 1 ? GradRoute::kFromNext : GradRoute::kFromOwner;
 }
 
 Call prepare_call(Group group, const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,

@@ -9,6 +9,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "ringspan/plan/exchange.h"
 #include "ringspan/plan/plan.h"
 
 #include "binding/agreement.h"
@@ -17,15 +18,8 @@
 
 namespace ringspan::binding {
 
-enum class ExchangeKind : uint8_t { kAllToAll, kP2p, kAllGather };
-
-// "auto" is all_to_all.
-ExchangeKind parse_exchange(const std::string& name);
-const char* name_of(ExchangeKind kind);
 // "auto" is ring.
 Schedule parse_schedule_name(const std::string& name);
-// Which way gradients of K/V take home.
-GradRoute route_of(ExchangeKind kind, int64_t world);
 
 // What the inner ops are called with, apart from tensors with gradients.
 struct CallArguments {
@@ -42,7 +36,7 @@ struct CallArguments {
 struct Call {
   Group group;
   Layout layout = Layout::kBNSD;
-  ExchangeKind exchange = ExchangeKind::kAllToAll;
+  Exchange exchange = Exchange::kAllToAll;
   std::shared_ptr<const RankPlan> plan;
   uint64_t hash = 0;  // of everything that must be the same on all ranks
 

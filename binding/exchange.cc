@@ -1,15 +1,19 @@
 #include "binding/exchange.h"
 
 #include <algorithm>
+#include <atomic>
 #include <utility>
 
 #include <ATen/ATen.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 
 #include "binding/errors.h"
+#include "binding/traffic.h"
 
 namespace ringspan::binding {
 namespace {
+
+std::atomic<bool> waits_at_post{false};
 
 // Boxed, because the type of the group argument in the schema changes between versions of PyTorch. Through the
 // dispatcher, because modes that count collectives listen there.
@@ -36,6 +40,7 @@ class AllToAll final : public FlatExchange {
     received[message.src] = message.num_received;
     at::Tensor result =
         call_functional("_c10d_functional::all_to_all_single", {message.send, received, sent, group_.name});
+    count_posted(group_.name, static_cast<int64_t>(message.send.nbytes()));
     return {message.send, std::move(result), {}};
   }
 
@@ -49,7 +54,7 @@ class AllToAll final : public FlatExchange {
 // Both sides know each other's sizes, so an empty message is not sent at all.
 class P2p final : public FlatExchange {
  public:
-  explicit P2p(const Group& group) : backend_(group.backend) {
+  explicit P2p(const Group& group) : group_name_(group.name), backend_(group.backend) {
     if (!backend_) throw Unsupported("exchange \"p2p\" needs a group with a backend such as gloo; use all_to_all");
   }
 
@@ -63,6 +68,7 @@ class P2p final : public FlatExchange {
     if (flight.sent.numel() > 0) {
       std::vector<at::Tensor> tensors = {flight.sent};
       flight.works.push_back(backend_->send(tensors, static_cast<int>(message.dst), tag));
+      count_posted(group_name_, static_cast<int64_t>(flight.sent.nbytes()));
     }
     return flight;
   }
@@ -77,6 +83,7 @@ class P2p final : public FlatExchange {
   const char* collective() const override { return ""; }
 
  private:
+  std::string group_name_;
   c10::intrusive_ptr<c10d::Backend> backend_;
 };
 
@@ -131,6 +138,8 @@ at::Tensor pack(const Pair& pair, const RankPlan& part, int64_t owner, int64_t s
 std::unique_ptr<FlatExchange> make_all_to_all(const Group& group) { return std::make_unique<AllToAll>(group); }
 std::unique_ptr<FlatExchange> make_p2p(const Group& group) { return std::make_unique<P2p>(group); }
 
+void set_wait_at_post(bool waits) { waits_at_post = waits; }
+
 SlotRing::SlotRing(const RankPlan& part, std::unique_ptr<FlatExchange> exchange, at::ScalarType dtype, Pair own)
     : part_(part), exchange_(std::move(exchange)), dtype_(dtype), own_(std::move(own)) {}
 
@@ -164,7 +173,10 @@ void SlotRing::post(std::span<const Transfer> transfers) {
   message.num_received = pair_elements(part_, received.owner);
   message.tag = 2 * sent.step + (is_kv_gradient(sent) ? 1 : 0);
   Flight flight;
-  guard_peer(part_, received, exchange_->collective(), [&] { flight = exchange_->start(message); });
+  guard_peer(part_, received, exchange_->collective(), [&] {
+    flight = exchange_->start(message);
+    if (waits_at_post) exchange_->finish(flight);
+  });
   slots_[received.dst_slot] = flight.received;
   flights_.emplace(sent.step, std::move(flight));
 }
@@ -208,8 +220,10 @@ void GatheredKv::post(std::span<const Transfer> transfers) {
   if (transfers.empty() || gathered_.defined()) return;
   const Transfer& received = find_transfer(transfers, &Transfer::dst, part_.rank);
   guard_peer(part_, received, "all_gather", [&] {
-    gathered_ = call_functional("_c10d_functional::all_gather_into_tensor",
-                                {pack(own_, part_, part_.rank, padded_), group_.size, group_.name});
+    const at::Tensor packed = pack(own_, part_, part_.rank, padded_);
+    gathered_ = call_functional("_c10d_functional::all_gather_into_tensor", {packed, group_.size, group_.name});
+    count_posted(group_.name, (group_.size - 1) * static_cast<int64_t>(packed.nbytes()));
+    if (waits_at_post) wait_functional(gathered_);
   });
   arrived_ = false;
 }

@@ -56,6 +56,10 @@ std::unique_ptr<FlatExchange> make_all_to_all(const Group& group);
 // Unsupported where the group has no backend object.
 std::unique_ptr<FlatExchange> make_p2p(const Group& group);
 
+// Whether everything that is posted from now on is also waited for at once, so that nothing travels while a step
+// computes. For the bench, which measures what the overlap hides; changes no bit of any result.
+void set_wait_at_post(bool waits);
+
 // Who serves the K/V (or their gradients) of a step.
 class PairSource {
  public:

@@ -1,5 +1,4 @@
 // Ops that answer questions: positions, work, plans, instruction sets; and the refusal that the Python front publishes.
-#include <algorithm>
 #include <chrono>
 #include <mutex>
 #include <optional>
@@ -13,14 +12,17 @@
 #include <torch/library.h>
 
 #include "ringspan/kernel/isa.h"
+#include "ringspan/ledger/ledger.h"
 
 #include "binding/agreement.h"
 #include "binding/call.h"
 #include "binding/content_hash.h"
 #include "binding/decode.h"
 #include "binding/errors.h"
+#include "binding/exchange.h"
 #include "binding/parallel.h"
 #include "binding/plan_cache.h"
+#include "binding/traffic.h"
 
 namespace ringspan::binding {
 namespace {
@@ -79,7 +81,7 @@ std::vector<int64_t> work(at::IntArrayRef spec, at::TensorList tables) {
 
 struct PlanQuestion {
   Plan plan;
-  ExchangeKind exchange;
+  Exchange exchange;
 };
 
 PlanQuestion ask_plan(at::IntArrayRef spec, at::TensorList tables, int64_t q_heads, int64_t kv_heads, int64_t qk_dim,
@@ -96,7 +98,7 @@ PlanQuestion ask_plan(at::IntArrayRef spec, at::TensorList tables, int64_t q_hea
                         .dtype = parse_dtype(dtype),
                         .layout = parse_layout(layout),
                         .scale = scale};
-  const ExchangeKind kind = parse_exchange(exchange);
+  const Exchange kind = parse_exchange(exchange);
   return {build_plan(problem, decoded.mask, decoded.q_map, decoded.kv_map, parse_schedule_name(schedule),
                      route_of(kind, decoded.world)),
           kind};
@@ -122,24 +124,13 @@ string plan_text(at::IntArrayRef spec, at::TensorList tables, int64_t q_heads, i
   });
 }
 
-// all_gather sends the longest shard to every other rank in the place of the ring's hops of K/V.
-SentBytes sent_with(const RankPlan& part, ExchangeKind exchange) {
-  SentBytes sent = sent_bytes(part);
-  if (exchange != ExchangeKind::kAllGather) return sent;
-  const Problem& p = part.problem;
-  const int64_t longest = *std::max_element(part.kv_rows.begin(), part.kv_rows.end());
-  const int64_t gathered = (part.world - 1) * p.batch * p.kv_heads * longest * (p.qk_dim + p.v_dim) * size_of(p.dtype);
-  return {.forward = gathered, .backward = sent.backward - sent.forward + gathered};
-}
-
-std::vector<int64_t> sent_bytes_of(at::IntArrayRef spec, at::TensorList tables, int64_t q_heads, int64_t kv_heads,
-                                   int64_t qk_dim, int64_t v_dim, string dtype, double scale, string layout,
-                                   string schedule, string exchange, int64_t rank) {
+string ledger_json(at::IntArrayRef spec, at::TensorList tables, int64_t q_heads, int64_t kv_heads, int64_t qk_dim,
+                   int64_t v_dim, string dtype, double scale, string layout, string schedule, string exchange,
+                   int64_t rank) {
   return translate_errors([&] {
     const PlanQuestion question =
         ask_plan(spec, tables, q_heads, kv_heads, qk_dim, v_dim, dtype, scale, layout, schedule, exchange);
-    const SentBytes bytes = sent_with(question.plan.rank(rank), question.exchange);
-    return std::vector<int64_t>{bytes.forward, bytes.backward};
+    return to_json(ledger_of(question.plan.rank(rank), question.exchange));
   });
 }
 
@@ -147,6 +138,11 @@ std::vector<string> names_of_available_isas() {
   std::vector<string> names;
   for (Isa isa : available_isas()) names.emplace_back(name_of(isa));
   return names;
+}
+
+std::vector<int64_t> traffic(string group_name) {
+  const Traffic posted = traffic_of(group_name);
+  return {posted.messages, posted.bytes};
 }
 
 std::vector<int64_t> plan_cache_counts() {
@@ -186,10 +182,13 @@ TORCH_LIBRARY_FRAGMENT(ringspan, m) {
   m.def("_work(SymInt[] spec, Tensor[] tables) -> int[]", &work);
   m.def(("_plan_json" + plan_arguments + "str").c_str(), &plan_json);
   m.def(("_plan_text" + plan_arguments + "str").c_str(), &plan_text);
-  m.def(("_sent_bytes" + plan_arguments + "int[]").c_str(), &sent_bytes_of);
+  m.def(("_ledger_json" + plan_arguments + "str").c_str(), &ledger_json);
   m.def("_isa() -> str", &name_of_isa);
   m.def("_available_isas() -> str[]", &names_of_available_isas);
   m.def("_force_isa(str name) -> ()", &force_isa_by_name);
+  // [messages, bytes] that this process has posted in the group; whether to wait for what is posted at once.
+  m.def("_traffic(str group_name) -> int[]", &traffic);
+  m.def("_set_wait_at_post(bool waits) -> ()", &set_wait_at_post);
   // For tests: [plans held, plans built since the process began]; the number of threads in a parallel run.
   m.def("_plan_cache_counts() -> int[]", &plan_cache_counts);
   m.def("_threads_of_parallel_run(int num_tasks) -> int", &threads_of_parallel_run);

@@ -10,11 +10,11 @@ namespace ringspan::binding {
 namespace {
 
 std::unique_ptr<FlatExchange> make_exchange(const Call& call) {
-  return call.exchange == ExchangeKind::kP2p ? make_p2p(call.group) : make_all_to_all(call.group);
+  return call.exchange == Exchange::kP2p ? make_p2p(call.group) : make_all_to_all(call.group);
 }
 
 std::unique_ptr<PairSource> make_kv(const Call& call, const Pair& own) {
-  if (call.exchange == ExchangeKind::kAllGather) return std::make_unique<GatheredKv>(*call.plan, call.group, own);
+  if (call.exchange == Exchange::kAllGather) return std::make_unique<GatheredKv>(*call.plan, call.group, own);
   std::unique_ptr<FlatExchange> exchange = call.group.size > 1 ? make_exchange(call) : nullptr;
   return std::make_unique<SlotRing>(*call.plan, std::move(exchange), own.k.scalar_type(), own);
 }

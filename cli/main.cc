@@ -21,7 +21,10 @@ int main(int argc, char** argv) {
   app.require_subcommand(1);
   int status = 0;
   ringspan::cli::add_plan(app, status);
+  ringspan::cli::add_ledger(app, status);
   ringspan::cli::add_verify(app, status);
+  ringspan::cli::add_bench(app, status);
+  ringspan::cli::add_report(app, status);
   ringspan::cli::add_info(app, status);
   try {
     app.parse(argc, argv);

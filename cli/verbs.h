@@ -7,7 +7,10 @@
 namespace ringspan::cli {
 
 void add_plan(CLI::App& app, int& status);
+void add_ledger(CLI::App& app, int& status);
 void add_verify(CLI::App& app, int& status);
+void add_bench(CLI::App& app, int& status);
+void add_report(CLI::App& app, int& status);
 void add_info(CLI::App& app, int& status);
 
 }  // namespace ringspan::cli

@@ -8,27 +8,36 @@ out = rs.attention(q, k, v, mask=rs.causal(), shard_map=smap, group=group)
 import ringspan._ops  # noqa: F401  loads the library and registers its rules
 from ringspan.attention import attention
 from ringspan.errors import PeerError
+from ringspan.ledger import Ledger
 from ringspan.loss import masked_mean_loss
 from ringspan.masks import Mask, bands, causal, chunked, documents, full, prefix, window
 from ringspan.plan import Plan, RankPlan, plan
+from ringspan.rank_mesh import RankMesh, init_groups, rank_mesh
 from ringspan.shard_map import ShardMap
 from ringspan.stats import Stats
+from ringspan.traffic import Traffic, count_traffic
 
 __all__ = [
+    "Ledger",
     "Mask",
     "PeerError",
     "Plan",
+    "RankMesh",
     "RankPlan",
     "ShardMap",
     "Stats",
+    "Traffic",
     "attention",
     "bands",
     "causal",
     "chunked",
+    "count_traffic",
     "documents",
     "full",
+    "init_groups",
     "masked_mean_loss",
     "plan",
     "prefix",
+    "rank_mesh",
     "window",
 ]

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ringspan.call import Choices, check_choices, encode_global_call, read_sizes, resolve_scale
 from ringspan.group import Group, name_and_world
+from ringspan.ledger import Ledger
 from ringspan.masks import Full, Mask
 from ringspan.shard_map import ShardMap
 from ringspan.support import DTYPES, check_offered
@@ -78,10 +79,9 @@ class Plan:
         return RankPlan(rank, sent, self._ask(torch.ops.ringspan._plan_json, rank), text)
 
     def sent_bytes(self, rank: int) -> SentBytes:
-        """Bytes that `rank` sends. ValueError outside 0..world_size-1."""
-        if not 0 <= rank < self.world_size:
-            raise ValueError(f"rank {rank} is outside a plan of {self.world_size} ranks")
-        return SentBytes(*self._ask(torch.ops.ringspan._sent_bytes, rank))
+        """Bytes that `rank` sends, the short answer of `ledger()`. ValueError outside 0..world_size-1."""
+        ledger = self.ledger().rank(rank)
+        return SentBytes(ledger.forward.sent_bytes, ledger.backward.sent_bytes)
 
     def to_json(self) -> str:
         """All ranks' parts, as JSON."""
@@ -90,9 +90,12 @@ class Plan:
     def __str__(self) -> str:
         return self._ask(torch.ops.ringspan._plan_text, _WHOLE)
 
-    def ledger(self) -> NoReturn:
-        """Time and bytes by kind. Not offered yet."""
-        raise NotImplementedError("Plan.ledger is not offered yet; sent_bytes(rank) and to_json() exist")
+    def ledger(self) -> Ledger:
+        """What every rank sends, computes and holds, by step."""
+        return Ledger(self.world_size, self._ledger_json)
+
+    def _ledger_json(self, rank: int) -> str:
+        return self._ask(torch.ops.ringspan._ledger_json, rank)
 
     def simulate(self, machine: Any) -> NoReturn:
         """Time on a machine. Not offered yet."""

@@ -11,19 +11,19 @@
 namespace ringspan {
 
 template <class B>
-concept Exchange = requires(B backend, std::span<const Transfer> transfers) {
+concept Exchanging = requires(B backend, std::span<const Transfer> transfers) {
   backend.post(transfers);  // begin all of them; returns at once
   backend.wait(transfers);  // until all of them are complete on this rank
 };
 
 template <class B>
-concept ForwardBackend = Exchange<B> && requires(B backend, const Step& step) {
+concept ForwardBackend = Exchanging<B> && requires(B backend, const Step& step) {
   // Adds the step's tiles to the softmax state; `begins` on the first step, `finishes` on the last (normalise, write).
   backend.attend(step, /*begins=*/true, /*finishes=*/true);
 };
 
 template <class B>
-concept BackwardBackend = Exchange<B> && requires(B backend, const Step& step, std::function<void()> arrived) {
+concept BackwardBackend = Exchanging<B> && requires(B backend, const Step& step, std::function<void()> arrived) {
   // Adds the gradients of the step's tiles; calls `arrived` once before it touches the step's gradient slot, so that
   // the part of the other ranks travels while this rank computes.
   backend.attend_backward(step, arrived);

@@ -56,6 +56,30 @@ def test_plan_draws_who_holds_what() -> None:
     assert "0011111000" in text
 
 
+def test_ledger_tells_bytes_pairs_and_memory() -> None:
+    sizes = ["--world", "4", "--seq-len", "1024", "--heads", "32", "--head-dim", "128", "--dtype", "bf16"]
+    done = run("ledger", *sizes, "--mask", "full", "--shard", "contiguous", "--json")
+    ledger = json.loads(done.stdout)
+    assert ledger["exchange"] == "all_to_all"
+    assert [rank["rank"] for rank in ledger["ranks"]] == [0, 1, 2, 3]
+    forward = ledger["ranks"][1]["forward"]
+    assert forward["sent_bytes"] == 3 * 2 * 256 * 4096 * 2
+    assert [step["sent"] for step in forward["steps"]] == [{"k": 2097152, "v": 2097152}] * 3 + [{}]
+    assert forward["kept_pairs"] == 256 * 1024
+    text = run("ledger", *sizes, "--mask", "full", "--shard", "contiguous").stdout
+    assert "6291456" in text
+    assert len([line for line in text.splitlines() if " forward " in line or " backward " in line]) == 8
+
+
+@pytest.mark.parametrize(
+    ("exchange", "messages"), [("transfers", 4), ("p2p", 2), ("all_to_all", 2), ("auto", 2), ("all_gather", 1)]
+)
+def test_ledger_of_every_exchange(exchange: str, messages: int) -> None:
+    done = run("ledger", "--world", "3", *SIZES, "--exchange", exchange, "--rank", "1", "--json")
+    [rank] = json.loads(done.stdout)["ranks"]
+    assert rank["forward"]["messages"] == messages
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

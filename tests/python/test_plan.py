@@ -106,7 +106,9 @@ def test_ranks_outside_and_methods_not_offered():
     plan = rs.plan((1, 4, 32, 8), (1, 2, 32, 8), (1, 2, 32, 8), world_size=2)
     with pytest.raises(ValueError, match=r"rank 2.*2 ranks"):
         plan.rank(2)
-    for call in (plan.ledger, lambda: plan.simulate(None), lambda: plan.save_trace("x"), lambda: plan.plot("x")):
+    with pytest.raises(ValueError, match=r"rank -1.*2 ranks"):
+        plan.ledger().rank(-1)
+    for call in (lambda: plan.simulate(None), lambda: plan.save_trace("x"), lambda: plan.plot("x")):
         with pytest.raises(NotImplementedError, match="not offered yet"):
             call()
     with pytest.raises(NotImplementedError, match="softcap"):

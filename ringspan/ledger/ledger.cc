@@ -1,0 +1,114 @@
+#include "ringspan/ledger/ledger.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "ringspan/base/error.h"
+#include "ringspan/ledger/peak.h"
+
+namespace ringspan {
+namespace {
+
+template <class List, class Value>
+int64_t sum_of(const List& list, Value&& value) {
+  return std::accumulate(list.begin(), list.end(), int64_t{0},
+                         [&](int64_t total, const auto& item) { return total + value(item); });
+}
+
+void add_sent(std::vector<SentTensor>& sent, Payload payload, int64_t bytes) {
+  const auto found =
+      std::find_if(sent.begin(), sent.end(), [&](const SentTensor& tensor) { return tensor.payload == payload; });
+  if (found == sent.end()) {
+    sent.push_back({payload, bytes});
+  } else {
+    found->bytes += bytes;
+  }
+}
+
+int64_t pairs_of(const Step& step) {
+  return sum_of(step.tiles, [](const Tile& tile) { return count_pairs(tile); });
+}
+
+class PassCounter {
+ public:
+  PassCounter(const RankPlan& part, std::optional<Exchange> exchange, int64_t flops_per_pair)
+      : part_(part), exchange_(exchange), flops_per_pair_(flops_per_pair) {}
+
+  StepLedger count(const Step& step) const {
+    StepLedger ledger{.step = step.step, .kept_pairs = pairs_of(step)};
+    ledger.flops = ledger.kept_pairs * part_.problem.q_heads * flops_per_pair_;
+    if (exchange_ != Exchange::kAllGather) {
+      add_hop(step.before, ledger);
+    } else if (step.step == 0 && part_.world > 1) {
+      add_gather(ledger);
+    }
+    add_hop(step.after, ledger);
+    return ledger;
+  }
+
+ private:
+  void add_hop(const std::vector<Transfer>& transfers, StepLedger& ledger) const {
+    int64_t posted = 0, bytes = 0;
+    for (const Transfer& transfer : transfers) {
+      if (transfer.src != part_.rank) continue;
+      ++posted;
+      add_sent(ledger.sent, transfer.payload, bytes_of(transfer, part_.problem));
+      bytes += bytes_of(transfer, part_.problem);
+    }
+    if (posted == 0) return;
+    if (!exchange_) {
+      ledger.messages += posted;
+    } else {
+      // Both sides know the sizes, so p2p leaves an empty message out; a collective cannot.
+      ledger.messages += exchange_ == Exchange::kP2p && bytes == 0 ? 0 : 1;
+    }
+  }
+
+  void add_gather(StepLedger& ledger) const {
+    const Problem& p = part_.problem;
+    const int64_t longest = *std::max_element(part_.kv_rows.begin(), part_.kv_rows.end());
+    const int64_t rows = (part_.world - 1) * p.batch * p.kv_heads * longest * size_of(p.dtype);
+    add_sent(ledger.sent, Payload::kK, rows * p.qk_dim);
+    add_sent(ledger.sent, Payload::kV, rows * p.v_dim);
+    ledger.messages += 1;
+  }
+
+  const RankPlan& part_;
+  std::optional<Exchange> exchange_;
+  int64_t flops_per_pair_;
+};
+
+}  // namespace
+
+int64_t StepLedger::sent_bytes() const {
+  return sum_of(sent, [](const SentTensor& tensor) { return tensor.bytes; });
+}
+int64_t PassLedger::sent_bytes() const {
+  return sum_of(steps, [](const StepLedger& step) { return step.sent_bytes(); });
+}
+int64_t PassLedger::messages() const {
+  return sum_of(steps, [](const StepLedger& step) { return step.messages; });
+}
+int64_t PassLedger::kept_pairs() const {
+  return sum_of(steps, [](const StepLedger& step) { return step.kept_pairs; });
+}
+int64_t PassLedger::flops() const {
+  return sum_of(steps, [](const StepLedger& step) { return step.flops; });
+}
+
+RankLedger ledger_of(const RankPlan& part, std::optional<Exchange> exchange) {
+  RINGSPAN_CHECK(!exchange || part.grad_route == route_of(*exchange, part.world),
+                 "ledger: the plan's grad_route is not that of exchange ", exchange ? name_of(*exchange) : "",
+                 "; build the plan with route_of()");
+  const Problem& p = part.problem;
+  RankLedger ledger{.rank = part.rank};
+  const PassCounter forward(part, exchange, 2 * p.qk_dim + 2 * p.v_dim);
+  for (const Step& step : part.forward) ledger.forward.steps.push_back(forward.count(step));
+  const PassCounter backward(part, exchange, 6 * p.qk_dim + 4 * p.v_dim);
+  for (const Step& step : part.backward) ledger.backward.steps.push_back(backward.count(step));
+  ledger.forward.peak_bytes = detail::forward_peak_bytes(part, exchange);
+  ledger.backward.peak_bytes = detail::backward_peak_bytes(part, exchange);
+  return ledger;
+}
+
+}  // namespace ringspan

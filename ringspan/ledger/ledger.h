@@ -1,0 +1,68 @@
+// Ledger: what a plan sends, computes and holds, counted from its numbers; nothing runs.
+//
+// World 3, equal shards of n rows, what one rank sends in forward, in units of batch * kv_heads * (qk_dim + v_dim) *
+// element size:
+//              all_to_all, p2p    all_gather
+//     step 0   n to the next      2 n, n to each other rank
+//     step 1   n to the next      0
+//     step 2   0                  0
+//
+// The simplest case, one batch entry whose heads and dims give `hidden` for K and for V: every one of the world - 1
+// rounds moves 2 * n * hidden * element bytes.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "ringspan/plan/exchange.h"
+#include "ringspan/plan/plan.h"
+
+namespace ringspan {
+
+struct SentTensor {
+  Payload payload = Payload::kK;
+  int64_t bytes = 0;
+  bool operator==(const SentTensor&) const = default;
+};
+
+struct StepLedger {
+  int64_t step = 0;
+  std::vector<SentTensor> sent;  // in the order of posting, each tensor once
+  int64_t messages = 0;          // posted by this rank; a collective counts as one
+  int64_t kept_pairs = 0;        // (query, key) pairs of all batch entries, one head
+  int64_t flops = 0;             // of all query heads, docs/maths.md "Work"
+
+  int64_t sent_bytes() const;
+  bool operator==(const StepLedger&) const = default;
+};
+
+struct PassLedger {
+  std::vector<StepLedger> steps;
+  // Most bytes that live at once beside the tensors that the caller gave: results, statistics, sums in the accumulator
+  // type, and what travels. Without the kernels' workspace (at most Workspace::kBudgetBytes, whatever the lengths).
+  int64_t peak_bytes = 0;
+
+  int64_t sent_bytes() const;
+  int64_t messages() const;
+  int64_t kept_pairs() const;
+  int64_t flops() const;
+  bool operator==(const PassLedger&) const = default;
+};
+
+struct RankLedger {
+  int64_t rank = 0;
+  PassLedger forward, backward;
+  bool operator==(const RankLedger&) const = default;
+};
+
+// `exchange`: as the torch backend posts; nothing: as the core's transports do, each transfer a message of its own. The
+// plan's grad_route must be the one of the exchange (route_of).
+RankLedger ledger_of(const RankPlan& part, std::optional<Exchange> exchange);
+
+// {"rank":, "forward": {"sent_bytes":, "messages":, "kept_pairs":, "flops":, "peak_bytes":, "steps": [{"step":,
+// "sent": {"k":, "v":}, "messages":, "kept_pairs":, "flops":}]}, "backward": ...}
+std::string to_json(const RankLedger& ledger);
+
+}  // namespace ringspan
