@@ -79,6 +79,30 @@ std::vector<int64_t> work(at::IntArrayRef spec, at::TensorList tables) {
   });
 }
 
+// [n, 6]: batch (always 0), rank, local_row, begin, length, stride; what ShardMap.from_segments takes.
+Tensor table_of(const ShardMap& map) {
+  std::vector<int64_t> words;
+  for (int64_t rank = 0; rank < map.world(); ++rank) {
+    for (const Segment& segment : map.segments(rank)) {
+      for (const int64_t word : {int64_t{0}, rank, segment.local_row, segment.begin, segment.length, segment.stride}) {
+        words.push_back(word);
+      }
+    }
+  }
+  return at::tensor(words, at::kLong).view({-1, 6});
+}
+
+Tensor per_document(at::IntArrayRef lengths, int64_t world, std::optional<int64_t> seq_len) {
+  return translate_errors([&] { return table_of(ShardMap::per_document(lengths.vec(), world, seq_len)); });
+}
+
+Tensor balanced(at::IntArrayRef spec, at::TensorList tables) {
+  return translate_errors([&] {
+    const Decoded decoded = decode_arguments(spec, tables);
+    return table_of(ShardMap::balanced(decoded.mask, decoded.world));
+  });
+}
+
 struct PlanQuestion {
   Plan plan;
   Exchange exchange;
@@ -180,6 +204,8 @@ TORCH_LIBRARY_FRAGMENT(ringspan, m) {
   m.def("_agree(str group_name, str signature) -> ()", &agree_on);
   m.def("_positions(SymInt[] spec, Tensor[] tables, int which, int rank, int batch) -> Tensor", &positions);
   m.def("_work(SymInt[] spec, Tensor[] tables) -> int[]", &work);
+  m.def("_per_document(int[] lengths, int world, int? seq_len) -> Tensor", &per_document);
+  m.def("_balanced(SymInt[] spec, Tensor[] tables) -> Tensor", &balanced);
   m.def(("_plan_json" + plan_arguments + "str").c_str(), &plan_json);
   m.def(("_plan_text" + plan_arguments + "str").c_str(), &plan_text);
   m.def(("_ledger_json" + plan_arguments + "str").c_str(), &ledger_json);

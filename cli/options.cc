@@ -157,13 +157,18 @@ MaskSpec parse_mask(const std::string& text, int64_t q_len, int64_t kv_len) {
   return *mask;
 }
 
-ShardMap parse_shard(const std::string& text, int64_t seq_len, int64_t world) {
+ShardMap parse_shard(const std::string& text, const MaskSpec& mask, int64_t seq_len, int64_t world) {
   if (text == "contiguous") return ShardMap::contiguous(seq_len, world);
   if (text == "head_tail") return ShardMap::head_tail(seq_len, world);
   if (text == "striped") return ShardMap::striped(seq_len, world);
-  constexpr std::string_view kLengths = "lengths:";
-  RINGSPAN_CHECK(text.starts_with(kLengths), "shard \"", text,
-                 "\" is unknown; use contiguous, head_tail, striped or lengths:LEN,...");
+  if (text == "balanced") return ShardMap::balanced(mask, world);
+  constexpr std::string_view kDocuments = "per_document:", kLengths = "lengths:";
+  if (text.starts_with(kDocuments)) {
+    return ShardMap::per_document(numbers_of(text.substr(kDocuments.size()), text), world, seq_len);
+  }
+  RINGSPAN_CHECK(
+      text.starts_with(kLengths), "shard \"", text,
+      "\" is unknown; use contiguous, head_tail, striped, balanced, per_document:LEN,... or lengths:LEN,...");
   const ShardMap map = ShardMap::from_lengths(numbers_of(text.substr(kLengths.size()), text));
   RINGSPAN_CHECK(map.world() == world, "shard \"", text, "\" is for ", map.world(), " ranks and the world has ", world,
                  "; give one length per rank");
@@ -186,7 +191,9 @@ void QuestionOptions::add_to(CLI::App& verb) {
   verb.add_option("--scale", scale_, "Of the scores [1/sqrt(head dim)]");
   verb.add_option("--mask", mask_, "full, causal, window:L,R, chunked:N, prefix:P,..., documents:LEN,...")
       ->capture_default_str();
-  verb.add_option("--shard", shard_, "contiguous, head_tail, striped or lengths:LEN,...")->capture_default_str();
+  verb.add_option("--shard", shard_,
+                  "contiguous, head_tail, striped, balanced, per_document:LEN,... or lengths:LEN,...")
+      ->capture_default_str();
   verb.add_option("--kv-shard", kv_shard_, "The same for keys and values [as --shard]");
   verb.add_option("--schedule", schedule_, "ring")->capture_default_str();
   verb.add_option("--grad-route", grad_route_, "from_next or from_owner")->capture_default_str();
@@ -204,10 +211,11 @@ Question QuestionOptions::question() const {
                   .layout = parse_layout(layout_)};
   problem.scale = scale_.value_or(head_dim_ > 0 ? default_scale(head_dim_) : 0.0);
   problem.check();
+  const MaskSpec mask = parse_mask(mask_, problem.q_len, problem.kv_len);
   return {.problem = problem,
-          .mask = parse_mask(mask_, problem.q_len, problem.kv_len),
-          .q_map = parse_shard(shard_, problem.q_len, world_),
-          .kv_map = parse_shard(kv_shard_.value_or(shard_), problem.kv_len, world_),
+          .mask = mask,
+          .q_map = parse_shard(shard_, mask, problem.q_len, world_),
+          .kv_map = parse_shard(kv_shard_.value_or(shard_), mask, problem.kv_len, world_),
           .schedule = parse_schedule(schedule_),
           .grad_route = parse_route(grad_route_)};
 }

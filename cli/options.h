@@ -5,7 +5,7 @@
 //             required where query and K/V lengths differ; documents_full, documents_window:L,R:LEN,... and
 //             documents_chunked:N:LEN,... say what is kept inside a document (causal without). Batch entries are
 //             separated by '/': documents:3,5/8. A negative side of a window has no bound. a&b keeps what both keep.
-//   --shard   contiguous | head_tail | striped | lengths:LEN,...
+//   --shard   contiguous | head_tail | striped | balanced (by the mask) | per_document:LEN,... | lengths:LEN,...
 #pragma once
 
 #include <cstdint>
@@ -46,6 +46,7 @@ class QuestionOptions {
 };
 
 MaskSpec parse_mask(const std::string& text, int64_t q_len, int64_t kv_len);
-ShardMap parse_shard(const std::string& text, int64_t seq_len, int64_t world);
+// `mask` is what "balanced" balances.
+ShardMap parse_shard(const std::string& text, const MaskSpec& mask, int64_t seq_len, int64_t world);
 
 }  // namespace ringspan::cli

@@ -6,21 +6,27 @@ Ten positions on two ranks (the digit is the rank that holds the position):
     head_tail    0 0 1 1 1 1 1 0 0 0      2P chunks; rank r holds chunks r and 2P-1-r
     striped      0 1 0 1 0 1 0 1 0 1
 
+and, by work under a mask, per_document and balanced. Documents of 8 and 4 tokens on two ranks, causal inside:
+
+    position      0 1 2 3 4 5 6 7 | 8 9 10 11
+    kept pairs    1 2 3 4 5 6 7 8 | 1 2  3  4
+    per_document  0 0 1 1 1 1 0 0 | 0 1  1  0      23 pairs each
+
 Any length and any number of ranks: chunk c of n begins at floor(c * seq_len / n), and a shard may be empty.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NoReturn
 
 import torch
 from torch import Tensor
 
 from ringspan.gather import gather_rows
 from ringspan.group import Group
-from ringspan.masks import Frame, Mask
+from ringspan.masks import Frame, Mask, int64_table
 
 CONTIGUOUS, HEAD_TAIL, STRIPED, LENGTHS, SEGMENTS = range(5)
 _NAMES = ("contiguous", "head_tail", "striped", "from_lengths", "from_segments")
@@ -104,14 +110,49 @@ class ShardMap:
         return ShardMap(SEGMENTS, seq_len, world_size, rows, lists, tables)
 
     @staticmethod
-    def per_document(lengths: Sequence[int] | Tensor, world_size: int) -> NoReturn:
-        """Each document split on its own. Not offered yet."""
-        raise NotImplementedError("ShardMap.per_document is not offered yet; use head_tail or from_segments")
+    def per_document(
+        lengths: Sequence[int] | Sequence[Sequence[int]] | Tensor, world_size: int, *, seq_len: int | None = None
+    ) -> ShardMap:
+        """Packed documents, causal inside each: every document is split head-tail on its own, and kept pairs are shared
+        out evenly, whatever the lengths.
+
+        lengths: [n], or [B, n] where batch entries differ (zeros fill up); shards then get padding rows where entries
+        need different numbers of rows. What follows the last document, up to `seq_len`, keeps nothing and is shared
+        out too. ValueError for a negative length, or a `seq_len` below the sum of the lengths.
+        """
+        _check_count("world_size", world_size, 1)
+        table = int64_table("per_document(lengths)", lengths, fill=0)
+        if table.dim() not in (1, 2):
+            raise ValueError(f"per_document(lengths) has shape {list(table.shape)}; give [n] or [B, n]")
+        entries = table.reshape(-1, table.shape[-1]).tolist()
+        if seq_len is None:
+            seq_len = max((sum(entry) for entry in entries), default=0)
+        _check_count("seq_len", seq_len, 0)
+        found = [torch.ops.ringspan._per_document(entry, world_size, seq_len) for entry in entries]
+        return _from_tables(found, world_size, seq_len)
 
     @staticmethod
-    def balanced(mask: Mask, seq_len: int, world_size: int) -> NoReturn:
-        """A split with equal work under `mask`. Not offered yet."""
-        raise NotImplementedError("ShardMap.balanced is not offered yet; compare maps by work(mask)")
+    def balanced(mask: Mask, seq_len: int, world_size: int) -> ShardMap:
+        """A split under which every rank has the same work under `mask`, near enough, in few segments.
+
+        For self-attention: queries and K/V are split alike. The busiest rank has at most 1.02 times the mean where
+        there are 64 tokens a rank or more and no few rows hold most of the work; `imbalance(mask)` tells what was
+        reached, and a warning comes where that is more. All batch entries of the mask are added up.
+        """
+        _check_count("seq_len", seq_len, 0)
+        _check_count("world_size", world_size, 1)
+        tables: list[Tensor] = []
+        spec = [1, world_size, mask.num_lists(), seq_len, seq_len, CONTIGUOUS, 0, CONTIGUOUS, 0]
+        spec += mask.encode(Frame(seq_len, seq_len, True), tables)
+        smap = _from_tables([torch.ops.ringspan._balanced(spec, tables)], world_size, seq_len)
+        reached = smap.imbalance(mask)
+        if reached > 1.02:
+            warnings.warn(
+                f"ShardMap.balanced: the busiest of {world_size} ranks has {reached:.3f} times the mean work; "
+                f"{seq_len} tokens under this mask allow no better",
+                stacklevel=2,
+            )
+        return smap
 
     @property
     def num_lists(self) -> int:
@@ -157,6 +198,11 @@ class ShardMap:
         spec = [1, self.world_size, lists, self.seq_len, self.seq_len, *words, *words]
         spec += mask.encode(Frame(self.seq_len, self.seq_len, True), tables)
         return torch.ops.ringspan._work(spec, tables)
+
+    def imbalance(self, mask: Mask) -> float:
+        """Work of the busiest rank over the mean of all; 1 where there is no work at all."""
+        pairs = self.work(mask)
+        return max(pairs) * self.world_size / sum(pairs) if sum(pairs) else 1.0
 
     def shard(self, x: Tensor, rank: int, dim: int, batch_dim: int = 0) -> Tensor:
         """The local rows of `rank` out of the whole sequence along `dim`; padding rows are 0. Differentiable.
@@ -226,6 +272,18 @@ def _regular(kind: int, seq_len: int, world_size: int) -> ShardMap:
     _check_count("seq_len", seq_len, 0)
     _check_count("world_size", world_size, 1)
     return ShardMap(kind, seq_len, world_size)
+
+
+def _from_tables(tables: list[Tensor], world_size: int, seq_len: int) -> ShardMap:
+    """Tables of segments [n, 6], one for each batch entry, as a map; rows are those that the longest entry needs."""
+    lists: list[list[list[Segment]]] = []
+    for table in tables:
+        lists.append([[] for _ in range(world_size)])
+        for _, rank, *segment in table.tolist():
+            lists[-1][rank].append(tuple(segment))
+    if len(lists) == 1:
+        return ShardMap.from_segments(lists[0], seq_len=seq_len)
+    return ShardMap.from_segments(lists, seq_len=seq_len)
 
 
 def _chunk(index: int, chunks: int, seq_len: int, row: int) -> Segment:

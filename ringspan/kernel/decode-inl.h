@@ -73,10 +73,6 @@ void decode_sizes(int64_t rows, int64_t qk_dim, int64_t v_dim, DecodeSizes* size
   sizes->scratch_bytes = scratch.bytes() + state.bytes();
 }
 
-constexpr RINGSPAN_INLINE int64_t bytes_of(Element element) {
-  return element == Element::kF64 ? 8 : element == Element::kF32 ? 4 : 2;
-}
-
 // A vector of the row at `p`, element `d` on.
 template <class Acc, Element kElement>
 RINGSPAN_INLINE Vector<Acc> load_element(const Byte* p, int64_t d) {
@@ -116,11 +112,6 @@ RINGSPAN_INLINE void dot_keys(const Acc* q, int64_t q_stride, const Byte* const 
     RINGSPAN_UNROLL
     for (int i = 0; i < kKeys; ++i) s[r * kDecodeCols + i] = reduce_sum<Acc>(sum[r][i]);
   }
-}
-
-RINGSPAN_INLINE void prefetch_row(const Byte* p, int64_t bytes) {
-  constexpr int64_t kCacheLine = 64;
-  for (int64_t at = 0; at < bytes; at += kCacheLine) __builtin_prefetch(p + at, 0, 2);
 }
 
 // Scores of all rows against `count` keys; what lies behind them up to the next step repeats the last key.

@@ -29,17 +29,17 @@ struct SentTensor {
 
 struct StepLedger {
   int64_t step = 0;
-  std::vector<SentTensor> sent;  // in the order of posting, each tensor once
-  int64_t messages = 0;          // posted by this rank; a collective counts as one
-  int64_t kept_pairs = 0;        // (query, key) pairs of all batch entries, one head
-  int64_t flops = 0;             // of all query heads, docs/maths.md "Work"
+  std::vector<SentTensor> sent{};  // in the order of posting, each tensor once
+  int64_t messages = 0;            // posted by this rank; a collective counts as one
+  int64_t kept_pairs = 0;          // (query, key) pairs of all batch entries, one head
+  int64_t flops = 0;               // of all query heads, docs/maths.md "Work"
 
   int64_t sent_bytes() const;
   bool operator==(const StepLedger&) const = default;
 };
 
 struct PassLedger {
-  std::vector<StepLedger> steps;
+  std::vector<StepLedger> steps{};
   // Most bytes that live at once beside the tensors that the caller gave: results, statistics, sums in the accumulator
   // type, and what travels. Without the kernels' workspace (at most Workspace::kBudgetBytes, whatever the lengths).
   int64_t peak_bytes = 0;
@@ -53,7 +53,7 @@ struct PassLedger {
 
 struct RankLedger {
   int64_t rank = 0;
-  PassLedger forward, backward;
+  PassLedger forward{}, backward{};
   bool operator==(const RankLedger&) const = default;
 };
 

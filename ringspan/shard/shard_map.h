@@ -27,6 +27,16 @@ class ShardMap {
   static ShardMap striped(int64_t seq_len, int64_t world);
   // Contiguous shards of the given lengths, in rank order.
   static ShardMap from_lengths(const std::vector<int64_t>& lengths);
+  // Packed documents of these lengths under a causal mask inside each: every document is split head-tail, and whoever has
+  // had least work so far gets the heaviest pair of chunks. Kept pairs are balanced, not tokens. Grid: balance.cc.
+  // Positions from the last document up to `seq_len` keep nothing; they are shared out in runs of equal length.
+  static ShardMap per_document(const std::vector<int64_t>& lengths, int64_t world,
+                               std::optional<int64_t> seq_len = std::nullopt);
+  // A map for self-attention (queries and K/V split alike) under which every rank has the same work, near enough: the
+  // busiest rank has at most 1.02 times the mean where 64 tokens a rank or more leave room for it (one row that keeps
+  // more than a rank's share does not). All batch entries together. Shards differ by a few tokens at most where chunks
+  // of equal length suffice. Grid: balance.cc. Error where the mask's q_len and kv_len differ.
+  static ShardMap balanced(const MaskSpec& mask, int64_t world);
   // segments[batch][rank]; one batch list serves every entry. `local_rows[rank]` is the number of rows of the local
   // tensors; empty = up to the last row that a segment covers. Segments are sorted by row, empty ones dropped and
   // neighbours that continue each other joined. Error on overlapping rows or positions, naming both places.
@@ -59,6 +69,9 @@ class ShardMap {
   // Kept pairs per rank, all batch entries of the mask (or of the map) added up, in closed form per segment and band;
   // K/V in the same or another map.
   std::vector<int64_t> work(const MaskSpec& mask) const;
+
+  // Work of the busiest rank over the mean of all; 1 where there is no work at all.
+  double imbalance(const MaskSpec& mask) const;
 
   std::string str() const;
   bool operator==(const ShardMap&) const = default;

@@ -78,7 +78,22 @@ def map_of(split: tuple, seq_len: int, world: int) -> rs.ShardMap:
             [(row, position, 1, 1) for row, position in enumerate(positions) if position >= 0] for positions in split[1]
         ]
         return rs.ShardMap.from_segments(segments, seq_len=seq_len, local_rows=[len(row) for row in split[1]])
+    if kind == "per_document":
+        return rs.ShardMap.per_document(split[1], world, seq_len=seq_len)
+    if kind == "balanced":
+        return rs.ShardMap.balanced(mask_of(split[1]), seq_len, world)
     return getattr(rs.ShardMap, kind)(seq_len, world)
+
+
+def holdings(split: tuple, seq_len: int, world: int) -> list[np.ndarray]:
+    """Global positions of each rank's rows: the oracle's own, or for a map that is found by search, the map's.
+
+    What such a map must fulfil is tested apart (tests/python/test_shard_map.py).
+    """
+    if split[0] not in ("per_document", "balanced"):
+        return oracle.holdings(split, seq_len, world)
+    smap = map_of(split, seq_len, world)
+    return [smap.positions(rank).numpy() for rank in range(world)]
 
 
 def to_layout(x: torch.Tensor, layout: str) -> torch.Tensor:
@@ -118,7 +133,7 @@ def inputs_of(case: Case) -> list[np.ndarray]:
 def expect(case: Case, world: int = 1) -> oracle.Result:
     """The right answer, global. Queries that no rank holds give no gradient."""
     q, k, v, dout, dlse = inputs_of(case)
-    held = np.concatenate(oracle.holdings(case.split, case.seq_len, world))
+    held = np.concatenate(holdings(case.split, case.seq_len, world))
     asked = np.isin(np.arange(case.seq_len), held)
     keep = oracle.keep_of(case.mask, q.shape[2], k.shape[2]) & asked[None, :, None]
     return oracle.attend(q, k, v, keep, dout, dlse, case.scale)
@@ -128,7 +143,7 @@ def positions_of(case: Case, rank: int, world: int) -> tuple[np.ndarray, np.ndar
     """Global positions of this rank's rows of q and of k and v."""
     kv_len = case.seq_len if case.kv_len is None else case.kv_len
     kv_split = case.split if case.kv_split is None else case.kv_split
-    return oracle.holdings(case.split, case.seq_len, world)[rank], oracle.holdings(kv_split, kv_len, world)[rank]
+    return holdings(case.split, case.seq_len, world)[rank], holdings(kv_split, kv_len, world)[rank]
 
 
 def local_inputs(case: Case, rank: int, world: int) -> list[torch.Tensor]:

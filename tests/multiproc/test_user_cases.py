@@ -103,6 +103,18 @@ def test_a08_documents_do_not_leak(pool, world):
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 4])
+def test_maps_by_work_are_exact(pool, world):
+    """per_document with lengths that nothing divides, and balanced maps of chunks in any order."""
+    lengths = (7, 1, 5, 3)
+    ids = tuple(np.repeat([1, 2, 3, 4], lengths).tolist())
+    packed = Case(("ids", ids), ("per_document", lengths), seq_len=16, seed=19)
+    padded = Case(("ids", (*ids, 0, 0, 0)), ("per_document", lengths), seq_len=19, seed=20, dtype="bfloat16")
+    bands = ("bands", ((0, 9, 0, 4, -20, 20), (5, 16, 3, 16, -6, 2)))
+    balanced = Case(bands, ("balanced", bands), seq_len=16, seed=21)
+    judge.check(pool, world, by_exchange(packed, padded, balanced))
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 4])
 def test_a09_chunked_is_not_plain_causal(pool, world):
     judge.check(pool, world, by_exchange(Case(("chunked", 4), seq_len=16, q_heads=2, kv_heads=1, seed=9)))
 

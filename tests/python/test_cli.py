@@ -21,7 +21,9 @@ def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16", "fp64"])
-@pytest.mark.parametrize("shard", ["contiguous", "head_tail", "striped", "lengths:30,0,37"])
+@pytest.mark.parametrize(
+    "shard", ["contiguous", "head_tail", "striped", "lengths:30,0,37", "balanced", "per_document:20,7,31"]
+)
 def test_verify_holds(dtype: str, shard: str) -> None:
     done = run("verify", "--world", "3", *SIZES, "--dtype", dtype, "--shard", shard, "--mask", "documents:20,7,31")
     assert done.returncode == 0, done.stdout + done.stderr

@@ -110,8 +110,73 @@ def test_keys_must_be_held_once():
         rs.attention(q, q, q, shard_map=rs.ShardMap.from_segments([[(0, 0, 3, 1)]], seq_len=5))
 
 
-@pytest.mark.parametrize("name", ["per_document", "balanced"])
-def test_not_offered_yet(name):
-    arguments = ([4, 4], 2) if name == "per_document" else (rs.causal(), 8, 2)
-    with pytest.raises(NotImplementedError, match=name):
-        getattr(rs.ShardMap, name)(*arguments)
+def held_once(smap, batch=0):
+    positions = torch.cat([smap.positions(rank, batch) for rank in range(smap.world_size)])
+    return sorted(positions[positions >= 0].tolist()) == list(range(smap.seq_len))
+
+
+def test_per_document_balances_pairs():
+    smap = rs.ShardMap.per_document([8, 4], 2)
+    assert smap.positions(0).tolist() == [0, 1, 6, 7, 8, 11]
+    assert smap.work(rs.documents(lengths=[8, 4])) == [23, 23]
+    lengths = [61, 3, 17, 128, 1, 1, 90, 44, 7]
+    for world in (2, 3, 5, 8):
+        smap = rs.ShardMap.per_document(torch.tensor(lengths), world)
+        assert held_once(smap)
+        assert smap.imbalance(rs.documents(lengths=lengths)) <= 1.02
+
+
+def test_per_document_for_each_batch_entry():
+    lengths = [[8, 8, 16], [16, 5]]
+    smap = rs.ShardMap.per_document(lengths, 3, seq_len=32)
+    assert smap.num_lists == 2
+    assert held_once(smap, 0)
+    assert held_once(smap, 1)
+    whole = torch.randn(2, 1, 32, 4)
+    found = [smap.shard(whole, rank, dim=2) for rank in range(3)]
+    for rank, part in enumerate(found):
+        for batch in range(2):
+            positions = smap.positions(rank, batch)
+            assert torch.equal(part[batch, :, positions >= 0], whole[batch, :, positions[positions >= 0]])
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [
+        rs.causal(),
+        rs.full(),
+        rs.window(100),
+        rs.prefix(300),
+        rs.documents(lengths=[500, 3, 400]),
+        rs.bands([(0, 900, 0, 50, -1000, 1000), (200, 300, 100, 800, -300, 400)]),
+        rs.prefix([0, 700]),
+    ],
+)
+def test_balanced_reaches_two_percent(mask):
+    for world in (2, 4, 7):
+        smap = rs.ShardMap.balanced(mask, 1000, world)
+        assert held_once(smap)
+        assert smap.imbalance(mask) <= 1.02
+
+
+def test_balanced_says_where_it_cannot():
+    mask = rs.bands([(5, 6, 0, 256, -1000, 1000)])
+    with pytest.warns(UserWarning, match=r"busiest of 4 ranks has 4.000 times the mean"):
+        assert rs.ShardMap.balanced(mask, 256, 4).imbalance(mask) == 4.0
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: rs.ShardMap.per_document([3, -1], 2), r"lengths\[1\] is -1"),
+        (lambda: rs.ShardMap.per_document([3, 4], 2, seq_len=6), r"7 tokens and seq_len is 6"),
+        (lambda: rs.ShardMap.per_document([3.5], 2), r"contains 3.5"),
+        (lambda: rs.ShardMap.per_document([3], 0), r"world_size is 0"),
+        (lambda: rs.ShardMap.balanced(rs.causal(), 8, 0), r"world_size is 0"),
+        (lambda: rs.ShardMap.balanced(rs.causal(), -1, 2), r"seq_len is -1"),
+        (lambda: rs.ShardMap.balanced(rs.documents(lengths=[9]), 8, 2), r"9.*8"),
+    ],
+)
+def test_balancers_refuse(make, words):
+    with pytest.raises(ValueError, match=words):
+        make()
