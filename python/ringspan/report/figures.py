@@ -1,0 +1,157 @@
+"""Figures as inline SVG: text stays text, and what is not a series takes the colour of the page's text."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from ringspan.report.content import Loaded, describe_workload, threads_of
+
+# Stands for the colour of the page's text, which differs between light and dark; no series uses it.
+_INK = "#010203"
+# Told apart on white and on black, and without red against green.
+_COLOURS = {
+    "replicated": "#8a8a8a",
+    "gathered": "#d1700f",
+    "ring_local": "#7d8fb3",
+    "ring_all_to_all": "#2f7fd6",
+    "ring_p2p": "#b04fc4",
+    "ring_all_gather": "#12958a",
+}
+_MARKERS = dict(zip(_COLOURS, "sDvo^P", strict=True))
+_STYLE = {
+    "svg.fonttype": "none",
+    "font.family": "sans-serif",
+    "font.size": 10,
+    "text.color": _INK,
+    "axes.edgecolor": _INK,
+    "axes.labelcolor": _INK,
+    "xtick.color": _INK,
+    "ytick.color": _INK,
+    "legend.labelcolor": _INK,
+    "grid.color": "#808080",
+    "grid.alpha": 0.3,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+}
+
+
+@dataclass(frozen=True)
+class Picture:
+    """One figure: a heading, what it shows in words, and its SVG."""
+
+    title: str
+    caption: str
+    svg: str
+
+
+def draw_all(runs: list[Loaded]) -> list[Picture]:
+    """Time and bytes against ranks and against sequence length, where a series has two points; exposed shares."""
+    timed = [run for run in runs if run.result["evidence_level"].startswith("measured") and not run.failed]
+    drawn = [
+        *_against(timed, "ranks", "ranks", lambda run: run.result["hardware"]["ranks"]),
+        *_against(timed, "sequence length", "positions", lambda run: run.result["workload"]["seq_len"]),
+        *_exposed(timed),
+    ]
+    return [Picture(title, caption, _svg(figure, number)) for number, (title, caption, figure) in enumerate(drawn, 1)]
+
+
+def _against(runs: list[Loaded], what: str, unit: str, place: Callable[[Loaded], int]) -> list[tuple[str, str, Figure]]:
+    """A figure for each set of runs that differ in `place` alone; of runs alike in that too, the latest counts."""
+    groups: dict[str, dict[int, Loaded]] = {}
+    for run in sorted(runs, key=lambda run: run.result["run"]["date"]):
+        groups.setdefault(_setting(run, what), {})[place(run)] = run
+    drawn = []
+    for setting, points in sorted(groups.items()):
+        if len(points) < 2:
+            continue
+        with mpl.rc_context(_STYLE):
+            figure = Figure(figsize=(10, 4), layout="constrained")
+            times, sizes = figure.subplots(1, 2)
+            _draw_lines(times, points, lambda path: path["time_ms"] and path["time_ms"]["median"])
+            _draw_lines(sizes, points, lambda path: max(path["bytes"]["counted"]) / 1e6 or None)
+            times.set_ylabel("median of a call, ms")
+            sizes.set_ylabel("sent by the busiest rank, MB")
+            for axes in (times, sizes):
+                axes.set_xlabel(unit)
+                # Doublings are evenly spaced.
+                axes.set_xscale("log", base=2)
+                axes.set_xticks(sorted(points), [str(x) for x in sorted(points)])
+                axes.set_xticks([], minor=True)
+                axes.set_ylim(bottom=0)
+                axes.grid(True)
+            figure.legend(*times.get_legend_handles_labels(), loc="outside lower center", ncols=6, frameon=False)
+        drawn.append((f"Time and bytes against {what}", setting, figure))
+    return drawn
+
+
+def _draw_lines(axes: Axes, points: dict[int, Loaded], value: Callable[[dict[str, Any]], float | None]) -> None:
+    for name, colour in _COLOURS.items():
+        paths = {x: run.result["metrics"]["paths"].get(name) for x, run in sorted(points.items())}
+        found = {x: value(path) for x, path in paths.items() if path}
+        found = {x: y for x, y in found.items() if y is not None}
+        if found:
+            axes.plot(list(found), list(found.values()), color=colour, marker=_MARKERS[name], markersize=5, label=name)
+
+
+def _exposed(runs: list[Loaded]) -> list[tuple[str, str, Figure]]:
+    """A bar for each exchange of each run: the share of a call that the exchange adds, with p10 and p90."""
+    bars = [
+        (f"{run.result['run']['label']}, {run.result['hardware']['ranks']} ranks", name, path["exposed"])
+        for run in runs
+        if run.result["hardware"]["ranks"] > 1
+        for name, path in run.result["metrics"]["paths"].items()
+        if path["exposed"]
+    ]
+    if not bars:
+        return []
+    with mpl.rc_context(_STYLE):
+        figure = Figure(figsize=(10, 1.2 + 0.3 * len(bars)), layout="constrained")
+        axes = figure.subplots()
+        for row, (_, name, exposed) in enumerate(bars):
+            axes.barh(row, 100 * exposed["share"], color=_COLOURS[name], height=0.7)
+            axes.plot([100 * exposed["p10_share"], 100 * exposed["p90_share"]], [row, row], color=_INK, linewidth=1)
+        shown = [f"{_plain(label)}: {name}" for label, name, _ in bars]
+        axes.set_yticks(range(len(bars)), shown)
+        axes.set_ylim(len(bars) - 0.4, -0.6)
+        axes.axvline(0, color=_INK, linewidth=0.8)
+        axes.set_xlabel("share of a call that the exchange adds, %")
+        axes.grid(True, axis="x")
+    caption = "bar: from the medians; line: 10th to 90th percentile of the rounds. Below 0 is noise."
+    return [("Exposed exchange", caption, figure)]
+
+
+def _setting(run: Loaded, varied: str) -> str:
+    """All that two runs must share to stand in one figure, in words."""
+    workload, hardware = run.result["workload"], run.result["hardware"]
+    sizes = describe_workload(workload)
+    if varied == "sequence length":
+        sizes = f"{hardware['ranks']} ranks, " + sizes.split(" ", 1)[1]
+    return f"{workload['id']}: {sizes}, {hardware['backend']}, {hardware['cpu']}, {threads_of(hardware)}"
+
+
+def _plain(text: str) -> str:
+    """Matplotlib reads dollar signs as mathematics."""
+    text = " ".join(text.split()).replace("$", r"\$")
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _svg(figure: Figure, number: int) -> str:
+    buffer = io.StringIO()
+    with mpl.rc_context(_STYLE | {"svg.hashsalt": f"figure {number}"}):
+        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    svg = buffer.getvalue()
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.S)
+    # Several figures share one page, so their ids need a prefix.
+    svg = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>f{number}-", svg)
+    svg = re.sub(r'<svg ([^>]*?)width="[^"]*"', r'<svg \1width="100%"', svg, count=1)
+    svg = re.sub(r'(<svg [^>]*?) height="[^"]*"', r"\1", svg, count=1)
+    return svg.replace(_INK, "currentColor")

@@ -1,0 +1,42 @@
+"""The report as one HTML page that needs nothing else."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from ringspan.report.content import Folder
+from ringspan.report.figures import draw_all
+from ringspan.report.text import COLUMNS, RUN_COLUMNS, TEXT_COLUMNS, cells_of, failures_of, runs_of
+
+
+def html(folder: Folder, rows: list[dict[str, Any]]) -> str:
+    """The whole page. Every text that comes from a file is escaped; only the figures' SVG is taken as it is."""
+    loader = jinja2.FileSystemLoader(Path(__file__).resolve().parent)
+    environment = jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined)
+    shown = []
+    for _, group in itertools.groupby(rows, key=lambda row: row["file"]):
+        of_run = list(group)
+        shown += [_shown(row, 0 if place else len(of_run)) for place, row in enumerate(of_run)]
+    return environment.get_template("page.html.j2").render(
+        columns=COLUMNS,
+        text_columns=TEXT_COLUMNS,
+        rows=shown,
+        failures=failures_of(folder),
+        runs=runs_of(folder),
+        rejected=folder.rejected,
+        pictures=draw_all(folder.runs),
+    )
+
+
+def _shown(row: dict[str, Any], span: int) -> dict[str, Any]:
+    """A row of the table; what all `span` rows of a run share stands in the first one, whose span is not 0."""
+    cells = zip(COLUMNS, cells_of(row), strict=True)
+    return {
+        "failed": row["failed"],
+        "cells": [(name, cell, span if name in RUN_COLUMNS else 1) for name, cell in cells],
+        "first": span > 0,
+    }
