@@ -26,9 +26,9 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 # What the wheel is made of; Python files are used in place.
 WHEEL_SOURCES := pyproject.toml CMakeLists.txt $(shell find cmake ringspan binding cli -type f)
-PYTHON_FILES := $(shell find python -name '*.py')
+PYTHON_FILES := $(shell find python -name '*.py' -o -name '*.json' -o -name '*.j2')
 CXX_FILES = $(shell find ringspan cli binding tests bench examples -name '*.h' -o -name '*.cc')
-PYTHON_FOLDERS := python tests bench examples tools
+PYTHON_FOLDERS := python tests bench docs examples tools
 
 .PHONY: build demo test test-core test-python bench check lint layers isa-symbols asan tsan format clean
 .DELETE_ON_ERROR:

@@ -23,7 +23,7 @@ using torch::autograd::variable_list;
 
 using AttentionResult = std::tuple<Tensor, Tensor, Tensor, Tensor>;  // out, max, sum, lse
 
-// All arguments of a call but query, key and value.
+// All arguments of a call but query, key, value and sink.
 struct Options {
   std::vector<c10::SymInt> spec;
   std::vector<Tensor> tables;
@@ -49,12 +49,12 @@ void save(AutogradContext& context, const Options& options) {
 
 struct AttentionFunction : torch::autograd::Function<AttentionFunction> {
   static variable_list forward(AutogradContext* context, const Tensor& query, const Tensor& key, const Tensor& value,
-                               const Options& options) {
+                               const std::optional<Tensor>& sink, const Options& options) {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
     auto [out, max, sum, lse, number] = call_attention_forward(
-        query, key, value, options.spec, options.tables, options.scale, options.layout, options.num_heads,
+        query, key, value, sink, options.spec, options.tables, options.scale, options.layout, options.num_heads,
         options.group_name, options.schedule, options.exchange, options.assume_agreed, options.needs_grad);
-    variable_list saved = {query, key, value, out, lse, number};
+    variable_list saved = {query, key, value, out, lse, number, sink.value_or(Tensor())};
     saved.insert(saved.end(), options.tables.begin(), options.tables.end());
     context->save_for_backward(std::move(saved));
     // A gradient that nobody asked for stays undefined instead of becoming zeros.
@@ -71,25 +71,27 @@ struct AttentionFunction : torch::autograd::Function<AttentionFunction> {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
     auto& data = context->saved_data;
     const std::vector<c10::SymInt> spec = data["spec"].toSymIntVector();
-    const std::vector<Tensor> tables(saved.begin() + 6, saved.end());
+    const std::vector<Tensor> tables(saved.begin() + 7, saved.end());
     const auto optional = [](const Tensor& tensor) { return tensor.defined() ? std::optional(tensor) : std::nullopt; };
-    auto [dq, dk, dv] = call_attention_backward(
-        optional(gradients[0]), optional(gradients[3]), saved[0], saved[1], saved[2], saved[3], saved[4], saved[5],
-        spec, tables, data["scale"].toDouble(), data["layout"].toStringRef(), data["num_heads"].toSymInt(),
-        data["group_name"].toStringRef(), data["schedule"].toStringRef(), data["exchange"].toStringRef(),
-        data["assume_agreed"].toBool());
+    auto [dq, dk, dv, dsink] = call_attention_backward(
+        optional(gradients[0]), optional(gradients[3]), saved[0], saved[1], saved[2], optional(saved[6]), saved[3],
+        saved[4], saved[5], spec, tables, data["scale"].toDouble(), data["layout"].toStringRef(),
+        data["num_heads"].toSymInt(), data["group_name"].toStringRef(), data["schedule"].toStringRef(),
+        data["exchange"].toStringRef(), data["assume_agreed"].toBool());
     const auto needed = [&](size_t input, Tensor& gradient) {
       return context->needs_input_grad(input) ? std::move(gradient) : Tensor();
     };
-    return {needed(0, dq), needed(1, dk), needed(2, dv), Tensor()};
+    const bool sink_needed = saved[6].defined() && context->needs_input_grad(3);
+    return {needed(0, dq), needed(1, dk), needed(2, dv), sink_needed ? std::move(dsink) : Tensor(), Tensor()};
   }
 };
 
-AttentionResult attention(const Tensor& query, const Tensor& key, const Tensor& value, c10::SymIntArrayRef spec,
-                          at::TensorList tables, double scale, string layout, c10::SymInt num_heads, string group_name,
-                          string schedule, string exchange, bool assume_agreed) {
-  const bool needs_grad =
-      at::GradMode::is_enabled() && (query.requires_grad() || key.requires_grad() || value.requires_grad());
+AttentionResult attention(const Tensor& query, const Tensor& key, const Tensor& value,
+                          const std::optional<Tensor>& sink, c10::SymIntArrayRef spec, at::TensorList tables,
+                          double scale, string layout, c10::SymInt num_heads, string group_name, string schedule,
+                          string exchange, bool assume_agreed) {
+  const bool needs_grad = at::GradMode::is_enabled() && (query.requires_grad() || key.requires_grad() ||
+                                                         value.requires_grad() || (sink && sink->requires_grad()));
   const Options options{.spec = spec.vec(),
                         .tables = tables.vec(),
                         .scale = scale,
@@ -100,26 +102,27 @@ AttentionResult attention(const Tensor& query, const Tensor& key, const Tensor& 
                         .exchange = std::move(exchange),
                         .assume_agreed = assume_agreed,
                         .needs_grad = needs_grad};
-  const variable_list results = AttentionFunction::apply(query, key, value, options);
+  const variable_list results = AttentionFunction::apply(query, key, value, sink, options);
   // Detached here rather than marked as non-differentiable in the function: compiled autograd fails on the latter.
   return {results[0], results[1].detach(), results[2].detach(), results[3]};
 }
 
 AttentionResult attention_autocast(const Tensor& query, const Tensor& key, const Tensor& value,
-                                   c10::SymIntArrayRef spec, at::TensorList tables, double scale, string layout,
-                                   c10::SymInt num_heads, string group_name, string schedule, string exchange,
-                                   bool assume_agreed) {
-  static const auto op =
-      c10::Dispatcher::singleton()
-          .findSchemaOrThrow("ringspan::attention", "")
-          .typed<AttentionResult(const Tensor&, const Tensor&, const Tensor&, c10::SymIntArrayRef, at::TensorList,
-                                 double, string, c10::SymInt, string, string, string, bool)>();
+                                   const std::optional<Tensor>& sink, c10::SymIntArrayRef spec, at::TensorList tables,
+                                   double scale, string layout, c10::SymInt num_heads, string group_name,
+                                   string schedule, string exchange, bool assume_agreed) {
+  static const auto op = c10::Dispatcher::singleton()
+                             .findSchemaOrThrow("ringspan::attention", "")
+                             .typed<AttentionResult(const Tensor&, const Tensor&, const Tensor&,
+                                                    const std::optional<Tensor>&, c10::SymIntArrayRef, at::TensorList,
+                                                    double, string, c10::SymInt, string, string, string, bool)>();
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::DispatchKey::AutocastCPU);
   const auto cast = [dtype = at::autocast::get_autocast_dtype(at::kCPU)](const Tensor& tensor) {
     return at::autocast::cached_cast(dtype, tensor, at::kCPU);
   };
-  return op.call(cast(query), cast(key), cast(value), spec, tables, scale, std::move(layout), std::move(num_heads),
-                 std::move(group_name), std::move(schedule), std::move(exchange), assume_agreed);
+  // The sink stays in fp32, as softmax does.
+  return op.call(cast(query), cast(key), cast(value), sink, spec, tables, scale, std::move(layout),
+                 std::move(num_heads), std::move(group_name), std::move(schedule), std::move(exchange), assume_agreed);
 }
 
 }  // namespace
@@ -127,7 +130,8 @@ AttentionResult attention_autocast(const Tensor& query, const Tensor& key, const
 TORCH_LIBRARY_FRAGMENT(ringspan, m) {
   const std::vector<at::Tag> tags = {at::Tag::pt2_compliant_tag};
   m.def(
-      "attention(Tensor query, Tensor key, Tensor value, SymInt[] spec, Tensor[] tables, float scale, str layout, "
+      "attention(Tensor query, Tensor key, Tensor value, Tensor? sink, SymInt[] spec, Tensor[] tables, float scale, "
+      "str layout, "
       "SymInt num_heads, str group_name, str schedule, str exchange, bool assume_agreed) -> "
       "(Tensor out, Tensor max, Tensor sum, Tensor lse)",
       tags);

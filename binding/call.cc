@@ -1,7 +1,9 @@
 #include "binding/call.h"
 
 #include <bit>
+#include <cmath>
 #include <iomanip>
+#include <limits>
 #include <sstream>
 #include <utility>
 
@@ -173,6 +175,25 @@ Call prepare_call(Group group, const at::Tensor& query, const at::Tensor& key, c
   return call;
 }
 
+at::Tensor prepare_sink(const Call& call, const std::optional<at::Tensor>& sink) {
+  if (!sink) return {};
+  const Problem& p = call.problem();
+  const at::ScalarType accumulator = torch_dtype(accumulator_of(p.dtype));
+  RINGSPAN_CHECK(sink->dim() == 1 && sink->size(0) == p.q_heads, "sink has shape ", sink->sizes(), " and the query ",
+                 p.q_heads, " heads; give one value per query head, [", p.q_heads, "]");
+  RINGSPAN_CHECK(sink->scalar_type() == at::kFloat || sink->scalar_type() == accumulator, "sink is ",
+                 toString(sink->scalar_type()), "; it must be Float", accumulator == at::kDouble ? " or Double" : "");
+  RINGSPAN_CHECK(sink->device().is_cpu(), "sink lies on ", sink->device().str(), "; move it to the CPU");
+  const at::Tensor dense = sink->to(accumulator).contiguous();
+  for (int64_t head = 0; head < p.q_heads; ++head) {
+    const double value =
+        load_as_double(static_cast<const std::byte*>(dense.const_data_ptr()), accumulator_of(p.dtype), head);
+    RINGSPAN_CHECK(!std::isnan(value) && value < std::numeric_limits<double>::infinity(), "sink holds ", value,
+                   " for head ", head, "; it must be finite, or -inf for a head without a sink");
+  }
+  return dense;
+}
+
 Fields describe_call(const Call& call, const CallArguments& arguments) {
   std::vector<at::Tensor> kept;
   const DescriptionText text = describe(description_of(arguments.spec, arguments.tables, kept));
@@ -196,6 +217,7 @@ Fields describe_call(const Call& call, const CallArguments& arguments) {
           {"shard_map", text.q_map},
           {"kv_shard_map", text.kv_map},
           {"mask", text.mask},
+          {"sink", arguments.has_sink ? "given" : "none"},
           {"schedule", ringspan::name_of(call.plan->schedule)},
           {"exchange", name_of(call.exchange)}};
 }

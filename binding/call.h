@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -31,6 +32,7 @@ struct CallArguments {
   std::string group_name, schedule, exchange;
   bool assume_agreed = false;
   bool needs_grad = false;  // some rank-local input will ask for a backward
+  bool has_sink = false;
 };
 
 struct Call {
@@ -48,6 +50,10 @@ struct Call {
 // a copy, a hash and a comparison of its tables.
 Call prepare_call(Group group, const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                   const CallArguments& arguments);
+
+// `sink` [q heads], in fp32 or the accumulator type of the call, as a dense tensor of the accumulator type; undefined
+// where none was given. Error for another size or dtype, and where it holds NaN or +inf, which have no weight.
+at::Tensor prepare_sink(const Call& call, const std::optional<at::Tensor>& sink);
 
 // For messages of the agreement.
 Fields describe_call(const Call& call, const CallArguments& arguments);

@@ -31,6 +31,10 @@ ConstTensorView optional_stats(const at::Tensor& stats) {
   return stats.defined() ? const_view(stats) : ConstTensorView{};
 }
 
+Extras extras_of(const at::Tensor& sink) {
+  return {.sink = sink.defined() ? const_view(sink.view({1, -1, 1, 1})) : ConstTensorView{}};
+}
+
 bool carries_gradients(std::span<const Transfer> transfers) {
   return !transfers.empty() && is_kv_gradient(transfers.front());
 }
@@ -40,9 +44,9 @@ bool carries_gradients(std::span<const Transfer> transfers) {
 TorchForward::TorchForward(const Call& call, const ForwardTensors& tensors, const Parallel& parallel)
     : kv_(make_kv(call, {tensors.k, tensors.v})),
       local_(
-          call.problem().scale, const_view(tensors.q),
+          *call.plan, const_view(tensors.q),
           {mutable_view(tensors.out), mutable_view(tensors.max), mutable_view(tensors.sum), mutable_view(tensors.lse)},
-          parallel) {}
+          extras_of(tensors.sink), parallel) {}
 
 void TorchForward::attend(const Step& step, bool begins, bool finishes) {
   const Pair kv = kv_->slot(step.kv_slot, step.kv_owner);
@@ -57,7 +61,9 @@ TorchBackward::TorchBackward(const Call& call, const BackwardTensors& tensors, c
       dkv_(std::make_unique<SlotRing>(part_, call.group.size > 1 ? make_exchange(call) : nullptr,
                                       torch_dtype(accumulator_of(call.problem().dtype)), home_)),
       local_(call.problem().scale, const_view(tensors.q), const_view(tensors.out), const_view(tensors.lse),
-             const_view(tensors.grad_out), optional_stats(tensors.grad_lse), mutable_view(tensors.dq), parallel) {}
+             const_view(tensors.grad_out), optional_stats(tensors.grad_lse), mutable_view(tensors.dq),
+             extras_of(tensors.sink),
+             tensors.dsink.defined() ? mutable_view(tensors.dsink.view({1, -1, 1, 1})) : TensorView{}, parallel) {}
 
 void TorchBackward::post(std::span<const Transfer> transfers) {
   (carries_gradients(transfers) ? dkv_ : kv_)->post(transfers);

@@ -22,6 +22,7 @@ namespace ringspan::binding {
 struct ForwardTensors {
   at::Tensor q, k, v;
   at::Tensor out, max, sum, lse;
+  at::Tensor sink;  // [heads] in the accumulator type; may be undefined
 };
 
 struct BackwardTensors {
@@ -29,6 +30,7 @@ struct BackwardTensors {
   at::Tensor grad_out;
   at::Tensor grad_lse;  // may be undefined
   at::Tensor dq, dk, dv;
+  at::Tensor sink, dsink;  // [heads] in the accumulator type; may be undefined, both
 };
 
 class TorchForward {

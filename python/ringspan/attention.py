@@ -49,7 +49,7 @@ def attention(
     query [B, N, Sq, Dqk], key [B, Nkv, Skv, Dqk], value [B, Nkv, Skv, Dv] (layout BNSD) are this rank's shards; also
     BSND, BSH and SBH (the last two need `num_heads`, the query heads). Nkv divides N. fp32, bf16, fp16 or fp64, alike;
     under autocast the autocast dtype. Returns this rank's [B, N, Sq, Dv] in the same layout and dtype, with
-    `return_stats` also `Stats`. Differentiable in query, key and value, once.
+    `return_stats` also `Stats`. Differentiable in query, key, value and sink, once.
 
     mask: which pairs take part, by global positions (`causal()`, `window(...)`, ...).
     shard_map: who holds which positions; None = contiguous and equal: the whole sequence is the local length times the
@@ -57,6 +57,8 @@ def attention(
         ShardMap.contiguous(seq_len, world). kv_shard_map: the same for key and value; None = as `shard_map`.
     group: a ProcessGroup, a DeviceMesh of one axis, or None for one rank.
     scale: factor of q.k; None = 1/sqrt(Dqk).
+    sink: [N] fp32 (fp64 also with fp64 tensors), one logit per query head that joins every row's softmax as a key whose
+        value is 0; -inf = none. The statistics include it. Its gradient is this rank's part: sum it over the group.
     exchange: how the ring posts its messages: "all_to_all" ("auto"), "p2p" or "all_gather".
     assume_agreed: skip the check that all ranks make the same call. A mismatch is then undefined.
     offset, head_offset, batch_offset: where this call's dropout draws begin; without dropout they change nothing.
@@ -66,7 +68,7 @@ def attention(
     """
     group_name, world = name_and_world(group)
     try:
-        for name, given in (("attn_mask", attn_mask), ("bias", bias), ("sink", sink), ("softcap", softcap)):
+        for name, given in (("attn_mask", attn_mask), ("bias", bias), ("softcap", softcap)):
             check_offered(name, given)
         check_offered("dropout_p", dropout_p)
         check_offered("seed", seed)
@@ -77,6 +79,7 @@ def attention(
         check_choices(choices)
         _check_tensors(query, key, value)
         sizes = read_sizes(query.shape, key.shape, value.shape, layout, num_heads)
+        _check_sink(sink, query, sizes.q_heads)
         spec, tables = encode_local_call(sizes, choices, world)
     except (ValueError, NotImplementedError) as error:
         if not assume_agreed:
@@ -86,6 +89,7 @@ def attention(
         query,
         key,
         value,
+        sink,
         spec,
         tables,
         resolve_scale(scale, sizes.qk_dim),
@@ -112,6 +116,20 @@ def _check_tensors(query: Tensor, key: Tensor, value: Tensor) -> None:
     for name, tensor in named:
         if _dtype_of_call(tensor) != _dtype_of_call(query):
             raise ValueError(f"{name} is of {tensor.dtype}, query of {query.dtype}; the three must be alike")
+
+
+def _check_sink(sink: Tensor | None, query: Tensor, q_heads: int) -> None:
+    if sink is None:
+        return
+    if not isinstance(sink, Tensor):
+        raise ValueError(f"sink is of {type(sink).__name__}; give a tensor of one value per query head, or None")
+    if sink.dim() != 1 or sink.shape[0] != q_heads:
+        raise ValueError(f"sink has shape {list(sink.shape)}, but query has {q_heads} heads; give [{q_heads}]")
+    wide = (torch.float32, torch.float64) if query.dtype == torch.float64 else (torch.float32,)
+    if sink.dtype not in wide:
+        raise ValueError(f"sink is of {sink.dtype}; give {' or '.join(str(dtype) for dtype in wide)}")
+    if sink.device != query.device:
+        raise ValueError(f"sink lies on {sink.device}, query on {query.device}; put them on one device")
 
 
 def _dtype_of_call(tensor: Tensor) -> torch.dtype:

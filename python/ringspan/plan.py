@@ -140,7 +140,8 @@ def plan(
     query, key, value: sizes of the *whole* sequences in `layout`, such as (1, 8, 4096, 64). The number of ranks comes
     from `world_size`, else from the map, else from `group`, else it is 1. Raises what `attention` raises.
     """
-    for name, given in (("attn_mask", attn_mask), ("bias", bias), ("sink", sink), ("softcap", softcap)):
+    # A sink changes neither steps nor messages.
+    for name, given in (("attn_mask", attn_mask), ("bias", bias), ("softcap", softcap)):
         check_offered(name, given)
     check_offered("dropout_p", dropout_p)
     choices = Choices(mask, shard_map, kv_shard_map, layout, num_heads, scale, schedule, exchange)

@@ -34,7 +34,6 @@ MATRIX = (
     Support("layout", ", ".join(LAYOUTS), "TND", "pack with layout BSND and mask=documents(lengths=...)", "TND".__eq__),
     Support("attn_mask", "None", "tensors", "build the mask from masks, such as bands(...)", _is_set),
     Support("bias", "None", "alibi and tensors", "leave it out", _is_set),
-    Support("sink", "None", "tensors", "leave it out", _is_set),
     Support("softcap", "None", "numbers", "leave it out", _is_set),
     Support("dropout_p", "0", "anything else", "apply dropout outside attention", lambda p: p != 0),
     Support("seed", "None", "anything else", "leave it out; without dropout nothing is drawn", _is_set),
@@ -71,6 +70,7 @@ def table() -> str:
     also = [
         f"| dtype of the tensors | {', '.join(DTYPES)} | - | - |",
         f"| `exchange` | {', '.join(EXCHANGES)} | - | - |",
+        "| `sink` | None, or float32 [query heads] (float64 with float64 tensors) | - | - |",
     ]
     head = ["| argument | offered | NotImplementedError for | instead |", "|---|---|---|---|"]
     return "\n".join(head + also + rows) + "\n"

@@ -50,6 +50,7 @@ void check_forward(const ForwardArgs& args) {
   check_view("output.max", args.output.max, stats_size(args.q), acc);
   check_view("output.sum", args.output.sum, stats_size(args.q), acc);
   check_view("output.lse", args.output.lse, stats_size(args.q), acc);
+  if (args.sink.data != nullptr) check_view("sink", args.sink, {1, args.q.heads(), 1, 1}, acc);
 }
 
 void check_backward(const BackwardArgs& args) {
@@ -97,6 +98,26 @@ void row_delta(const ConstTensorView& out, const ConstTensorView& dout, const Co
     const int64_t begin = i % blocks * kRowsPerJob;
     const int64_t head = i / blocks % out.heads();
     table.row_delta(args, i / blocks / out.heads(), head, begin, std::min(begin + kRowsPerJob, out.rows()));
+  });
+}
+
+void sink_gradient(const ConstTensorView& sink, const ConstTensorView& lse, const ConstTensorView& delta,
+                   const TensorView& dsink, const Parallel& parallel) {
+  check_view("sink", sink, {1, lse.heads(), 1, 1}, lse.dtype);
+  check_view("delta", delta, lse.size, lse.dtype);
+  check_view("dsink", dsink, sink.size, lse.dtype);
+  // One head is summed by one thread, in one order: the same bits for any number of threads.
+  parallel.run(static_cast<int>(lse.heads()), [&](int head) {
+    const double own = load_as_double(sink.row(0, head, 0), sink.dtype, 0);
+    double sum = 0;
+    for (int64_t b = 0; b < lse.batch(); ++b) {
+      for (int64_t s = 0; s < lse.rows(); ++s) {
+        const double total = load_as_double(lse.row(b, head, s), lse.dtype, 0);
+        if (std::isinf(total) && total < 0) continue;
+        sum += std::exp(own - total) * load_as_double(delta.row(b, head, s), delta.dtype, 0);
+      }
+    }
+    store_from_double(dsink.row(0, head, 0), dsink.dtype, 0, -sum);
   });
 }
 

@@ -6,9 +6,8 @@
 //     keep the pair.
 //   - The same input gives the same bits whatever the number of threads.
 //   - No NaN for finite input: a row that keeps nothing is the empty row of softmax_state.h.
-// Memory: at most Workspace::kBudgetBytes whatever the lengths, and beside it the index of the tiles: for each query and
-// key row of each batch entry 9 bytes while it is made and 1 after, and 40 bytes for each block of queries that a tile
-// meets.
+// Memory: at most Workspace::kBudgetBytes whatever the lengths, and the index of the tiles: for each query and key row
+// of each batch entry 9 bytes while it is made and 1 after, and 40 bytes for each block of queries that a tile meets.
 #pragma once
 
 #include <functional>
@@ -33,6 +32,9 @@ struct ForwardArgs {
   SoftmaxState state;
   bool begin = true, finish = true;
   OutputView output;
+  // One logit per query head, [1, N, 1, 1] in the accumulator type, that takes part in every row's softmax and has no
+  // value; an empty view = none. Joins where the rows end, once, so max, sum and lse include it. Finite or -inf.
+  ConstTensorView sink{};
 };
 
 // state += attention of the tiles. Returns the instruction set that ran.
@@ -57,6 +59,11 @@ Isa attend_backward(const BackwardArgs& args, Workspace& workspace, const Parall
 // backward of softmax only here: dS = P * (dP - delta).
 void row_delta(const ConstTensorView& out, const ConstTensorView& dout, const ConstTensorView& dlse,
                const TensorView& delta, const Parallel& parallel);
+
+// dsink[n] = - sum over batch and rows of e^(sink[n] - lse) * delta, [1, N, 1, 1] in the accumulator type; `lse` with
+// the sink in it. Rows whose lse is -inf count nothing: dS = P (dP - delta), and dP = 0 for a key without a value.
+void sink_gradient(const ConstTensorView& sink, const ConstTensorView& lse, const ConstTensorView& delta,
+                   const TensorView& dsink, const Parallel& parallel);
 
 // The slow reference: the same contracts in double, one pair at a time, no tiling and no shared code. It stays beside
 // the fast kernels and judges them.

@@ -32,6 +32,7 @@ ForwardWave forward_wave(const ForwardArgs& args) {
   wave.out_max = raw_view(args.output.max);
   wave.out_sum = raw_view(args.output.sum);
   wave.out_lse = raw_view(args.output.lse);
+  wave.sink = raw_view(args.sink);
   wave.scale = args.scale;
   wave.kv_heads = args.k.heads();
   wave.heads_per_kv = args.q.heads() / args.k.heads();

@@ -78,6 +78,7 @@ struct ForwardWave {
   RawView q, k, v;
   RawView state_max, state_sum, state_acc;  // the running state
   RawView out, out_max, out_sum, out_lse;
+  RawView sink;  // one value per head; absent = none. Joins where the rows end.
   double scale;
   int64_t heads_per_kv, kv_heads;
   int64_t first_group;       // group = batch entry * kv_heads + kv head

@@ -4,6 +4,7 @@
 //   forward    s = scale q.k      m = max s      l = sum e^(s-m)      acc = sum e^(s-m) v
 //   backward   P = e^(s-lse)      dP = dout.v    dS = P (dP - delta)
 //              dv += P dout       dq += scale dS k                    dk += scale dS q
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstdint>
@@ -115,6 +116,20 @@ void write_state(DenseState& state, const SoftmaxState& to) {
   });
 }
 
+// One more key for every row, with the score of its head's sink and no value.
+void add_sinks(const ConstTensorView& sink, DenseState& state) {
+  if (sink.data == nullptr) return;
+  for_each_element(state.max.size, [&](int64_t b, int64_t n, int64_t s, int64_t) {
+    const double score = load(sink, 0, n, 0);
+    if (score == -kInfinity) return;
+    double &m = state.max.at(b, n, s), &l = state.sum.at(b, n, s), *acc = state.acc.row(b, n, s);
+    const double joint = std::max(m, score), shrink = std::exp(m - joint);
+    l = l * shrink + std::exp(score - joint);
+    for (int64_t d = 0; d < state.acc.size[3]; ++d) acc[d] *= shrink;
+    m = joint;
+  });
+}
+
 void write_output(DenseState& state, const OutputView& output) {
   for_each_element(state.acc.size, [&](int64_t b, int64_t n, int64_t s, int64_t d) {
     const double m = state.max.at(b, n, s);
@@ -164,10 +179,12 @@ void attend_reference(const ForwardArgs& args) {
         const double score = scaled_score(args.q, args.k, args.scale, b, n, kv_head, i, j);
         add_pair(score, args.v, b, kv_head, j, &state.max.at(b, n, i), &state.sum.at(b, n, i), state.acc.row(b, n, i));
       });
-  if (args.finish)
+  if (args.finish) {
+    add_sinks(args.sink, state);
     write_output(state, args.output);
-  else
+  } else {
     write_state(state, args.state);
+  }
 }
 
 void attend_backward_reference(const BackwardArgs& args) {

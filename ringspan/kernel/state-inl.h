@@ -43,6 +43,24 @@ RINGSPAN_INLINE void load_row_state(const ForwardWave& wave, const RowPlace& at,
   }
 }
 
+// The sink of a head joins a row that ends here, as one more key whose value is 0; returns what o is to be multiplied
+// with.
+template <class Acc>
+RINGSPAN_INLINE Acc join_sink(const ForwardWave& wave, const RowPlace& at, Acc& m, Acc& l) {
+  constexpr Acc kInf = __builtin_inff();
+  if (!wave.sink.data) return 1;
+  const Acc sink = load_scalar<Acc>(row_of(wave.sink, 0, at.head, 0));
+  const Acc joint = sink > m ? sink : m;
+  if (joint == -kInf) return 1;
+  const auto weight = [joint](Acc score) {
+    return static_cast<Acc>(__builtin_exp(static_cast<double>(score - joint)));
+  };
+  const Acc keep = l == 0 ? Acc{0} : weight(m);
+  l = l * keep + weight(sink);
+  m = joint;
+  return keep;
+}
+
 // Back to the caller's state, or, where the row ends here, to the output. An empty row becomes the one that
 // softmax_state.h defines.
 template <class C>
@@ -50,9 +68,10 @@ RINGSPAN_INLINE void store_row_state(const ForwardWave& wave, const RowPlace& at
                                      typename C::Acc* buffer) {
   using Acc = typename C::Acc;
   constexpr Acc kInf = __builtin_inff();
-  const Acc m = *state.m, l = *state.l;
+  Acc m = *state.m, l = *state.l;
+  const Acc keep = wave.finish ? join_sink(wave, at, m, l) : Acc{1};
   const bool empty = l == 0;
-  const Acc factor = !wave.finish ? Acc{1} : empty ? Acc{0} : Acc{1} / l;
+  const Acc factor = !wave.finish ? Acc{1} : empty ? Acc{0} : keep / l;
   gather_row<C>(buffer, state.o, state.panels, state.panel_stride, factor);
   if (wave.finish) {
     const Acc lse = empty ? -kInf : static_cast<Acc>(static_cast<double>(m) + __builtin_log(static_cast<double>(l)));

@@ -127,6 +127,27 @@ Step step_of(const Json& json) {
   return step;
 }
 
+Json json_of_ranges(const std::vector<std::vector<RowRange>>& lists) {
+  Json json = Json::array();
+  for (const std::vector<RowRange>& list : lists) {
+    Json ranges = Json::array();
+    for (const RowRange& range : list) ranges.push_back({range.begin, range.end});
+    json.push_back(std::move(ranges));
+  }
+  return json;
+}
+
+std::vector<std::vector<RowRange>> ranges_of(const Json& json) {
+  std::vector<std::vector<RowRange>> lists;
+  for (const Json& list : json) {
+    lists.emplace_back();
+    for (const Json& range : list) {
+      lists.back().push_back({range.at(0).get<int64_t>(), range.at(1).get<int64_t>()});
+    }
+  }
+  return lists;
+}
+
 Json json_of(const RankPlan& part) {
   return {{"rank", part.rank},
           {"world", part.world},
@@ -135,6 +156,7 @@ Json json_of(const RankPlan& part) {
           {"problem", json_of(part.problem)},
           {"q_rows", part.q_rows},
           {"kv_rows", part.kv_rows},
+          {"q_padding", json_of_ranges(part.q_padding)},
           {"tile_fields", kTileNames},
           {"forward", json_of(part.forward)},
           {"backward", json_of(part.backward)}};
@@ -155,6 +177,7 @@ RankPlan rank_plan_from_json(std::string_view text) {
     part.problem = problem_of(json.at("problem"));
     json.at("q_rows").get_to(part.q_rows);
     json.at("kv_rows").get_to(part.kv_rows);
+    part.q_padding = ranges_of(json.at("q_padding"));
     for (const Json& step : json.at("forward")) part.forward.push_back(step_of(step));
     for (const Json& step : json.at("backward")) part.backward.push_back(step_of(step));
     return part;

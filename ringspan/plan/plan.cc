@@ -66,6 +66,19 @@ Schedule parse_schedule(std::string_view name) {
   throw Error(concat("schedule \"", name, "\" is unknown; use ring"));
 }
 
+std::vector<std::vector<RowRange>> padding_of(const ShardMap& map, int64_t rank) {
+  std::vector<std::vector<RowRange>> lists(map.num_lists());
+  for (int64_t batch = 0; batch < map.num_lists(); ++batch) {
+    int64_t row = 0;
+    for (const Segment& segment : map.segments(rank, batch)) {
+      if (segment.local_row > row) lists[batch].push_back({row, segment.local_row});
+      row = segment.local_row + segment.length;
+    }
+    if (row < map.local_rows(rank)) lists[batch].push_back({row, map.local_rows(rank)});
+  }
+  return lists;
+}
+
 Plan::Plan(Problem problem, MaskSpec mask, ShardMap q_map, ShardMap kv_map, Schedule schedule, GradRoute grad_route)
     : problem_(std::move(problem)),
       mask_(std::move(mask)),
@@ -87,6 +100,7 @@ RankPlan Plan::rank(int64_t rank) const {
     part.q_rows.push_back(q_map_.local_rows(other));
     part.kv_rows.push_back(kv_map_.local_rows(other));
   }
+  part.q_padding = padding_of(q_map_, rank);
   detail::build_ring(*this, part);
   return part;
 }

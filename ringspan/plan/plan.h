@@ -65,6 +65,8 @@ struct RankPlan {
   GradRoute grad_route = GradRoute::kFromNext;
   Problem problem;
   std::vector<int64_t> q_rows, kv_rows;  // local rows of every rank
+  // Query rows of this rank that hold no position, by batch entry (one list = all): no row of the sequence ends there.
+  std::vector<std::vector<RowRange>> q_padding;
   std::vector<Step> forward;
   std::vector<Step> backward;
 
@@ -103,6 +105,9 @@ class Plan {
 Plan build_plan(const Problem& problem, const MaskSpec& mask, const ShardMap& q_map, const ShardMap& kv_map,
                 Schedule schedule, GradRoute grad_route = GradRoute::kFromNext);
 Plan build_plan(const Problem& problem, const MaskSpec& mask, const ShardMap& map, Schedule schedule);
+
+// RankPlan::q_padding of a rank.
+std::vector<std::vector<RowRange>> padding_of(const ShardMap& map, int64_t rank);
 
 std::string to_json(const RankPlan& part);
 RankPlan rank_plan_from_json(std::string_view text);

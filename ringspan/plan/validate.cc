@@ -64,6 +64,7 @@ class Validator {
       fits =
           part.q_rows[rank] == plan_.q_map().local_rows(rank) && part.kv_rows[rank] == plan_.kv_map().local_rows(rank);
     }
+    fits = fits && part.q_padding == padding_of(plan_.q_map(), part.rank);
     if (!fits) {
       faults_.add("the part of rank ", part.rank, " of ", part.world, " (", part.problem.str(), ") is not part ",
                   num_parts_, " of this plan");

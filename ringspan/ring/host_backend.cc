@@ -131,9 +131,9 @@ void SlotExchange::complete(const Transfer& transfer) {
 }
 
 HostForward::HostForward(const RankPlan& part, Transport& transport, const ConstTensorView& q, const ConstTensorView& k,
-                         const ConstTensorView& v, const OutputView& output, const Parallel& parallel)
-    : kv_(part, transport, k.dtype, {without_const(k), without_const(v)}),
-      local_(part.problem.scale, q, output, parallel) {}
+                         const ConstTensorView& v, const OutputView& output, const Extras& extras,
+                         const Parallel& parallel)
+    : kv_(part, transport, k.dtype, {without_const(k), without_const(v)}), local_(part, q, output, extras, parallel) {}
 
 void HostForward::attend(const Step& step, bool begins, bool finishes) {
   const SlotExchange::Pair kv = kv_.slot(step.kv_slot, step.kv_owner);
@@ -153,13 +153,13 @@ TensorView home_of(const RankPlan& part, const TensorView& grad, Buffer& buffer)
 HostBackward::HostBackward(const RankPlan& part, Transport& transport, const ConstTensorView& q,
                            const ConstTensorView& k, const ConstTensorView& v, const OutputView& output,
                            const ConstTensorView& dout, const ConstTensorView& dlse, const GradsView& grads,
-                           const Parallel& parallel)
+                           const Extras& extras, const Parallel& parallel)
     : part_(part),
       grads_(grads),
       kv_(part, transport, k.dtype, {without_const(k), without_const(v)}),
       dkv_(part, transport, accumulator_of(k.dtype),
            {home_of(part, grads.dk, home_[0]), home_of(part, grads.dv, home_[1])}),
-      local_(part.problem.scale, q, output.out, output.lse, dout, dlse, grads.dq, parallel) {}
+      local_(part.problem.scale, q, output.out, output.lse, dout, dlse, grads.dq, extras, grads.dsink, parallel) {}
 
 void HostBackward::post(std::span<const Transfer> transfers) {
   if (!transfers.empty()) (is_kv_gradient(transfers.front()) ? dkv_ : kv_).post(transfers);

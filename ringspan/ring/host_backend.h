@@ -52,7 +52,7 @@ class SlotExchange {
 class HostForward {
  public:
   HostForward(const RankPlan& part, Transport& transport, const ConstTensorView& q, const ConstTensorView& k,
-              const ConstTensorView& v, const OutputView& output, const Parallel& parallel);
+              const ConstTensorView& v, const OutputView& output, const Extras& extras, const Parallel& parallel);
 
   void post(std::span<const Transfer> transfers) { kv_.post(transfers); }
   void wait(std::span<const Transfer> transfers) { kv_.wait(transfers); }
@@ -67,7 +67,7 @@ class HostBackward {
  public:
   HostBackward(const RankPlan& part, Transport& transport, const ConstTensorView& q, const ConstTensorView& k,
                const ConstTensorView& v, const OutputView& output, const ConstTensorView& dout,
-               const ConstTensorView& dlse, const GradsView& grads, const Parallel& parallel);
+               const ConstTensorView& dlse, const GradsView& grads, const Extras& extras, const Parallel& parallel);
 
   void post(std::span<const Transfer> transfers);
   void wait(std::span<const Transfer> transfers);

@@ -1,9 +1,12 @@
 #include "ringspan/ring/local_attention.h"
 
+#include <limits>
+
 namespace ringspan {
 
-LocalForward::LocalForward(double scale, const ConstTensorView& q, const OutputView& output, const Parallel& parallel)
-    : scale_(scale), q_(q), output_(output), parallel_(parallel) {}
+LocalForward::LocalForward(const RankPlan& part, const ConstTensorView& q, const OutputView& output,
+                           const Extras& extras, const Parallel& parallel)
+    : part_(part), q_(q), output_(output), extras_(extras), parallel_(parallel) {}
 
 void LocalForward::attend(std::span<const Tile> tiles, const ConstTensorView& k, const ConstTensorView& v, bool begins,
                           bool finishes) {
@@ -14,24 +17,45 @@ void LocalForward::attend(std::span<const Tile> tiles, const ConstTensorView& k,
   args.k = k;
   args.v = v;
   args.tiles = tiles;
-  args.scale = scale_;
+  args.scale = part_.problem.scale;
   args.state = state_;
   args.begin = begins;
   args.finish = finishes;
   args.output = output_;
+  args.sink = extras_.sink;
   const WorkspacePool::Lease workspace = WorkspacePool::process().take();
   ringspan::attend(args, *workspace, parallel_);
+  if (finishes && extras_.sink.data) empty_padding();
+}
+
+// The kernel gives the sink to every row. One that holds no position is no row of the sequence: it stays empty, and so
+// adds nothing to the sink's gradient either.
+void LocalForward::empty_padding() const {
+  constexpr double kEmpty = -std::numeric_limits<double>::infinity();
+  for (int64_t b = 0; b < q_.batch(); ++b) {
+    for (const RowRange& range : part_.q_padding[part_.q_padding.size() == 1 ? 0 : b]) {
+      for (int64_t n = 0; n < q_.heads(); ++n) {
+        for (int64_t s = range.begin; s < range.end; ++s) {
+          store_from_double(output_.max.row(b, n, s), output_.max.dtype, 0, kEmpty);
+          store_from_double(output_.sum.row(b, n, s), output_.sum.dtype, 0, 0);
+          store_from_double(output_.lse.row(b, n, s), output_.lse.dtype, 0, kEmpty);
+        }
+      }
+    }
+  }
 }
 
 LocalBackward::LocalBackward(double scale, const ConstTensorView& q, const ConstTensorView& out,
                              const ConstTensorView& lse, const ConstTensorView& dout, const ConstTensorView& dlse,
-                             const TensorView& dq, const Parallel& parallel)
+                             const TensorView& dq, const Extras& extras, const TensorView& dsink,
+                             const Parallel& parallel)
     : scale_(scale), q_(q), lse_(lse), dout_(dout), dq_(dq), parallel_(parallel) {
   dq_sum_ = accumulator_for(dq_, dq_buffer_);
   const DType accumulator = accumulator_of(q.dtype);
   delta_ = Buffer(q.batch() * q.heads() * q.rows() * size_of(accumulator));
   delta_view_ = stats_view(delta_.data(), accumulator, q.batch(), q.heads(), q.rows());
   row_delta(out, dout, dlse, delta_view_, parallel_);
+  if (extras.sink.data && dsink.data) sink_gradient(extras.sink, lse, delta_view_, dsink, parallel_);
 }
 
 void LocalBackward::attend(std::span<const Tile> tiles, const ConstTensorView& k, const ConstTensorView& v,

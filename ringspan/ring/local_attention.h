@@ -13,23 +13,35 @@
 
 namespace ringspan {
 
+// What enters the softmax beside q, k and v. Every rank holds all of it.
+struct Extras {
+  ConstTensorView sink{};  // [1, q heads, 1, 1] in the accumulator type (kernel/attention.h); an empty view = none
+};
+
 // Gradients of this rank's rows, in the dtype of the inputs.
 struct GradsView {
   TensorView dq, dk, dv;
+  // This rank's part, in the accumulator type: the sum over all ranks is the gradient. Empty where there is no sink.
+  TensorView dsink{};
 };
 
 class LocalForward {
  public:
-  LocalForward(double scale, const ConstTensorView& q, const OutputView& output, const Parallel& parallel);
+  // `part`, and what the views look at, live as long as this.
+  LocalForward(const RankPlan& part, const ConstTensorView& q, const OutputView& output, const Extras& extras,
+               const Parallel& parallel);
 
   // k, v: the step's K/V, rows of their owner.
   void attend(std::span<const Tile> tiles, const ConstTensorView& k, const ConstTensorView& v, bool begins,
               bool finishes);
 
  private:
-  double scale_;
+  void empty_padding() const;
+
+  const RankPlan& part_;
   ConstTensorView q_;
   OutputView output_;
+  Extras extras_;
   const Parallel& parallel_;
   SoftmaxState state_;
   Buffer acc_;
@@ -39,8 +51,8 @@ class LocalBackward {
  public:
   // `lse` of the finished rows; `dlse` may be an empty view (no gradient flows into lse).
   LocalBackward(double scale, const ConstTensorView& q, const ConstTensorView& out, const ConstTensorView& lse,
-                const ConstTensorView& dout, const ConstTensorView& dlse, const TensorView& dq,
-                const Parallel& parallel);
+                const ConstTensorView& dout, const ConstTensorView& dlse, const TensorView& dq, const Extras& extras,
+                const TensorView& dsink, const Parallel& parallel);
 
   // Adds to dk, dv (accumulator type; `begins`: overwrites them), after calling `arrived`.
   void attend(std::span<const Tile> tiles, const ConstTensorView& k, const ConstTensorView& v, const TensorView& dk,

@@ -14,7 +14,7 @@ void check_view(const char* name, const ConstTensorView& view, DType dtype, std:
 }
 
 void check_call(const RankPlan& part, const Transport& transport, const ConstTensorView& q, const ConstTensorView& k,
-                const ConstTensorView& v, const OutputView& output) {
+                const ConstTensorView& v, const OutputView& output, const Extras& extras) {
   const Problem& p = part.problem;
   RINGSPAN_CHECK(transport.rank() == part.rank && transport.world() == part.world, "the plan is for rank ", part.rank,
                  " of ", part.world, ", the transport is rank ", transport.rank(), " of ", transport.world());
@@ -26,27 +26,30 @@ void check_call(const RankPlan& part, const Transport& transport, const ConstTen
   for (const TensorView* stats : {&output.max, &output.sum, &output.lse}) {
     check_view("statistics", *stats, accumulator_of(p.dtype), {p.batch, p.q_heads, q_rows, 1});
   }
+  if (extras.sink.data) check_view("sink", extras.sink, accumulator_of(p.dtype), {1, p.q_heads, 1, 1});
 }
 
 }  // namespace
 
 void ring_forward(const RankPlan& part, Transport& transport, const ConstTensorView& q, const ConstTensorView& k,
-                  const ConstTensorView& v, const OutputView& output, const Parallel& parallel) {
-  check_call(part, transport, q, k, v, output);
-  HostForward backend(part, transport, q, k, v, output, parallel);
+                  const ConstTensorView& v, const OutputView& output, const Parallel& parallel, const Extras& extras) {
+  check_call(part, transport, q, k, v, output, extras);
+  HostForward backend(part, transport, q, k, v, output, extras, parallel);
   run_forward(part.forward, backend);
 }
 
 void ring_backward(const RankPlan& part, Transport& transport, const ConstTensorView& q, const ConstTensorView& k,
                    const ConstTensorView& v, const OutputView& output, const ConstTensorView& dout,
-                   const ConstTensorView& dlse, const GradsView& grads, const Parallel& parallel) {
-  check_call(part, transport, q, k, v, output);
+                   const ConstTensorView& dlse, const GradsView& grads, const Parallel& parallel,
+                   const Extras& extras) {
+  check_call(part, transport, q, k, v, output, extras);
   check_view("dout", dout, part.problem.dtype, output.out.size);
   check_view("dq", grads.dq, q.dtype, q.size);
   check_view("dk", grads.dk, k.dtype, k.size);
   check_view("dv", grads.dv, v.dtype, v.size);
   if (dlse.data) check_view("dlse", dlse, accumulator_of(q.dtype), output.lse.size);
-  HostBackward backend(part, transport, q, k, v, output, dout, dlse, grads, parallel);
+  if (extras.sink.data) check_view("dsink", grads.dsink, extras.sink.dtype, extras.sink.size);
+  HostBackward backend(part, transport, q, k, v, output, dout, dlse, grads, extras, parallel);
   run_backward(part.backward, backend);
 }
 

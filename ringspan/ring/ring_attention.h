@@ -14,13 +14,15 @@ namespace ringspan {
 // transport calls with its part of the same plan. Error (before anything is sent) where a view does not fit the
 // plan; TransportError naming peer, step and transfer where a peer is lost.
 void ring_forward(const RankPlan& part, Transport& transport, const ConstTensorView& q, const ConstTensorView& k,
-                  const ConstTensorView& v, const OutputView& output, const Parallel& parallel = Serial());
+                  const ConstTensorView& v, const OutputView& output, const Parallel& parallel = Serial(),
+                  const Extras& extras = {});
 
 // `output` of ring_forward, dout [B, N, q rows, Dv], dlse [B, N, q rows] or an empty view. Writes this rank's
-// gradients; those of K/V hold the parts of all ranks.
+// gradients; those of K/V hold the parts of all ranks, that of the sink is this rank's part. `extras` as in forward.
 void ring_backward(const RankPlan& part, Transport& transport, const ConstTensorView& q, const ConstTensorView& k,
                    const ConstTensorView& v, const OutputView& output, const ConstTensorView& dout,
-                   const ConstTensorView& dlse, const GradsView& grads, const Parallel& parallel = Serial());
+                   const ConstTensorView& dlse, const GradsView& grads, const Parallel& parallel = Serial(),
+                   const Extras& extras = {});
 void ring_backward(const RankPlan& part, Transport& transport, const ConstTensorView& q, const ConstTensorView& k,
                    const ConstTensorView& v, const OutputView& output, const ConstTensorView& dout,
                    const GradsView& grads, const Parallel& parallel = Serial());

@@ -27,8 +27,8 @@ class ShardMap {
   static ShardMap striped(int64_t seq_len, int64_t world);
   // Contiguous shards of the given lengths, in rank order.
   static ShardMap from_lengths(const std::vector<int64_t>& lengths);
-  // Packed documents of these lengths under a causal mask inside each: every document is split head-tail, and whoever has
-  // had least work so far gets the heaviest pair of chunks. Kept pairs are balanced, not tokens. Grid: balance.cc.
+  // Packed documents of these lengths under a causal mask inside each: every document is split head-tail, and whoever
+  // has had least work so far gets the heaviest pair of chunks. Kept pairs are balanced, not tokens. Grid: balance.cc.
   // Positions from the last document up to `seq_len` keep nothing; they are shared out in runs of equal length.
   static ShardMap per_document(const std::vector<int64_t>& lengths, int64_t world,
                                std::optional<int64_t> seq_len = std::nullopt);

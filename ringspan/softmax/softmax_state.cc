@@ -43,6 +43,21 @@ void merge_typed(const SoftmaxState& part, const SoftmaxState& into) {
 }
 
 template <class T>
+void add_sink_typed(const ConstTensorView& sink, const SoftmaxState& state) {
+  for_each_row(state.max, [&](int64_t b, int64_t n, int64_t s) {
+    const T score = *reinterpret_cast<const T*>(sink.row(0, n, 0));
+    T& max = *row_of<T>(state.max, b, n, s);
+    T& sum = *row_of<T>(state.sum, b, n, s);
+    const T joint = std::max(max, score);
+    const T keep = rescale(max, joint);
+    sum = sum * keep + rescale(score, joint);
+    max = joint;
+    T* acc = row_of<T>(state.acc, b, n, s);
+    for (int64_t d = 0; d < state.acc.dim(); ++d) acc[d * state.acc.stride[3]] *= keep;
+  });
+}
+
+template <class T>
 void finish_typed(const SoftmaxState& state, const OutputView& output) {
   for_each_row(state.max, [&](int64_t b, int64_t n, int64_t s) {
     const T max = *row_of<T>(state.max, b, n, s);
@@ -83,6 +98,13 @@ void merge(const SoftmaxState& part, const SoftmaxState& into) {
   RINGSPAN_CHECK(part.acc.size == into.acc.size, "softmax states of different sizes: ", part.acc.rows(), " and ",
                  into.acc.rows(), " rows, head dims ", part.acc.dim(), " and ", into.acc.dim());
   into.max.dtype == DType::kF64 ? merge_typed<double>(part, into) : merge_typed<float>(part, into);
+}
+
+void add_sink(const ConstTensorView& sink, const SoftmaxState& state) {
+  RINGSPAN_CHECK(sink.heads() == state.max.heads() && sink.dtype == state.max.dtype, "the sink has ", sink.heads(),
+                 " heads of ", name_of(sink.dtype), ", the softmax state ", state.max.heads(), " of ",
+                 name_of(state.max.dtype));
+  state.max.dtype == DType::kF64 ? add_sink_typed<double>(sink, state) : add_sink_typed<float>(sink, state);
 }
 
 void finish(const SoftmaxState& state, const OutputView& output) {

@@ -38,6 +38,8 @@ class OwnedSoftmaxState {
 void set_identity(const SoftmaxState& state);
 // into = into + part
 void merge(const SoftmaxState& part, const SoftmaxState& into);
+// One more key for every row: its score is its head's `sink` ([1, heads, 1, 1], accumulator type), its value 0.
+void add_sink(const ConstTensorView& sink, const SoftmaxState& state);
 // out = acc / l, lse = m + ln l; the empty row as above.
 void finish(const SoftmaxState& state, const OutputView& output);
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import subprocess
 import sys
 
@@ -33,6 +34,7 @@ def call(seq_len, mask, tables=(), batch=1, width=4, **changes):
         "query": zeros,
         "key": zeros,
         "value": value,
+        "sink": None,
         "spec": spec_of(seq_len, mask, batch=batch),
         "tables": list(tables),
         "scale": 1.0,
@@ -163,7 +165,9 @@ def test_positions_and_work():
 def test_sent_bytes_by_hand():
     # 8 positions on 2 ranks, 2 KV heads, K and V rows of 3 + 5 elements in bf16, their gradients in fp32.
     def sent(exchange):
-        return OPS._sent_bytes(spec_of(8, [FULL], world=2), [], 4, 2, 3, 5, "bf16", 1.0, "BNSD", "auto", exchange, 1)
+        spec = spec_of(8, [FULL], world=2)
+        text = OPS._ledger_json(spec, [], 4, 2, 3, 5, "bf16", 1.0, "BNSD", "auto", exchange, 1)
+        return [json.loads(text)[direction]["sent_bytes"] for direction in ("forward", "backward")]
 
     shard = 4 * 2 * (3 + 5)
     assert sent("all_to_all") == [shard * 2, shard * 2 + 2 * shard * 4]
@@ -173,14 +177,23 @@ def test_sent_bytes_by_hand():
 
 @pytest.mark.parametrize("layout", SHAPES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-def test_meta_and_eager_agree(layout, dtype):
+@pytest.mark.parametrize("with_sink", [False, True])
+def test_meta_and_eager_agree(layout, dtype, with_sink):
     shape = SHAPES[layout]
     sizes = [shape(2, 4, 6, 8), shape(2, 2, 6, 8), shape(2, 2, 6, 5)]
-    rest = (spec_of(6, [CAUSAL, TOP_LEFT], batch=2), [], 0.5, layout, 4, "", "auto", "auto", False, False)
-    eager = OPS.attention_forward(*[torch.ones(size, dtype=dtype) for size in sizes], *rest)
-    meta = OPS.attention_forward(*[torch.ones(size, dtype=dtype, device="meta") for size in sizes], *rest)
+    rest = (spec_of(6, [CAUSAL, TOP_LEFT], batch=2), [], 0.5, layout, 4, "", "auto", "auto", False)
+
+    def both_passes(device):
+        tensors = [torch.ones(size, dtype=dtype, device=device) for size in sizes]
+        sink = torch.ones(4, device=device) if with_sink else None
+        forward = OPS.attention_forward(*tensors, sink, *rest, True)
+        out, _, _, lse, number = forward
+        return [*forward, *OPS.attention_backward(out, None, *tensors, sink, out, lse, number, *rest)]
+
+    eager = both_passes("cpu")
     assert eager[0].shape == torch.Size(shape(2, 4, 6, 5))
-    for got, expected in zip(meta, eager, strict=True):
+    assert eager[8].shape == torch.Size([4] if with_sink else [0])
+    for got, expected in zip(both_passes("meta"), eager, strict=True):
         assert (got.shape, got.dtype, got.stride()) == (expected.shape, expected.dtype, expected.stride())
 
 
@@ -197,10 +210,12 @@ def test_opcheck_of_the_inner_ops():
         "auto",
         False,
     )
-    torch.library.opcheck(OPS.attention_forward.default, (query, key, value, *rest, True))
-    out, _, _, lse, number = OPS.attention_forward(query, key, value, *rest, True)
-    for grads in ((torch.randn_like(out), None), (None, torch.randn(1, 4, 5)), (None, None)):
-        torch.library.opcheck(OPS.attention_backward.default, (*grads, query, key, value, out, lse, number, *rest))
+    for sink in (None, torch.randn(4)):
+        inputs = (query, key, value, sink)
+        torch.library.opcheck(OPS.attention_forward.default, (*inputs, *rest, True))
+        out, _, _, lse, number = OPS.attention_forward(*inputs, *rest, True)
+        for grads in ((torch.randn_like(out), None), (None, torch.randn(1, 4, 5)), (None, None)):
+            torch.library.opcheck(OPS.attention_backward.default, (*grads, *inputs, out, lse, number, *rest))
 
 
 def test_plans_are_found_by_content():
@@ -252,4 +267,4 @@ def test_counters_start_at_zero_without_a_group():
     query = torch.randn(1, 1, 4, 4)
     for needs_grad, agreed in itertools.product((False, True), repeat=2):
         rest = (spec_of(4, [FULL]), [], 1.0, "BNSD", 1, "", "auto", "auto", agreed, needs_grad)
-        assert OPS.attention_forward(query, query, query, *rest)[4].tolist() == [0]
+        assert OPS.attention_forward(query, query, query, None, *rest)[4].tolist() == [0]

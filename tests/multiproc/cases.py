@@ -37,6 +37,7 @@ class Case:
     scale: float | None = None
     seed: int = 0
     lse_grad: bool = False
+    sink: tuple[float, ...] | None = None  # one for each query head
 
     def but(self, **changes: Any) -> Case:
         """This case with other fields."""
@@ -54,6 +55,7 @@ class Local:
     dv: torch.Tensor
     q_positions: np.ndarray
     kv_positions: np.ndarray
+    dsink: torch.Tensor | None = None  # summed over the group
 
 
 def mask_of(rule: tuple) -> rs.Mask:
@@ -136,7 +138,8 @@ def expect(case: Case, world: int = 1) -> oracle.Result:
     held = np.concatenate(holdings(case.split, case.seq_len, world))
     asked = np.isin(np.arange(case.seq_len), held)
     keep = oracle.keep_of(case.mask, q.shape[2], k.shape[2]) & asked[None, :, None]
-    return oracle.attend(q, k, v, keep, dout, dlse, case.scale)
+    dout, dlse = dout * asked[None, None, :, None], dlse * asked
+    return oracle.attend(q, k, v, keep, dout, dlse, case.scale, case.sink)
 
 
 def positions_of(case: Case, rank: int, world: int) -> tuple[np.ndarray, np.ndarray]:
@@ -167,8 +170,13 @@ def run_case(case: Case, group: Any, rank: int, world: int) -> Local:
     q, k, v, dout, dlse = local_inputs(case, rank, world)
     kv_len = case.seq_len if case.kv_len is None else case.kv_len
     leaves = [to_layout(x, case.layout).requires_grad_() for x in (q, k, v)]
+    sink = None
+    if case.sink is not None:
+        wide = torch.float64 if q.dtype == torch.float64 else torch.float32
+        sink = torch.tensor(case.sink, dtype=wide, requires_grad=True)
+        leaves.append(sink)
     out, stats = rs.attention(
-        *leaves,
+        *leaves[:3],
         mask=mask_of(case.mask),
         shard_map=map_of(case.split, case.seq_len, world),
         kv_shard_map=None if case.kv_split is None else map_of(case.kv_split, kv_len, world),
@@ -177,16 +185,19 @@ def run_case(case: Case, group: Any, rank: int, world: int) -> Local:
         num_heads=case.q_heads if case.layout in ("BSH", "SBH") else None,
         scale=case.scale,
         exchange=case.exchange,
+        sink=sink,
         return_stats=True,
     )
     results, grads = [out], [to_layout(dout, case.layout)]
     if case.lse_grad:
         results, grads = [out, stats.lse], [*grads, dlse]
-    gradients = torch.autograd.grad(results, leaves, grads)
+    *gradients, dsink = [*torch.autograd.grad(results, leaves, grads), None][:4]
+    if dsink is not None and group is not None:
+        torch.distributed.all_reduce(dsink, group=group)
     heads = (case.q_heads, case.kv_heads, case.kv_heads)
     bnsd = [from_layout(x, case.layout, count) for x, count in zip(gradients, heads, strict=True)]
     out = from_layout(out.detach(), case.layout, case.q_heads)
-    return Local(out, stats, *bnsd, *positions_of(case, rank, world))
+    return Local(out, stats, *bnsd, *positions_of(case, rank, world), dsink)
 
 
 def errors_of(case: Case, group: Any, rank: int, world: int) -> dict[str, float]:
@@ -212,6 +223,9 @@ def errors_of(case: Case, group: Any, rank: int, world: int) -> dict[str, float]
         same = value.shape == rows.shape and np.array_equal(value[:, :, positions < 0], rows[:, :, positions < 0])
         floor = {"dq": expected.dq_terms, "dk": expected.dk_terms}.get(name, 0.0) * CANCELLED
         found[name] = oracle.error(value, rows, right, floor) if same else np.inf
+    if local.dsink is not None:
+        floor = expected.dsink_terms * CANCELLED
+        found["dsink"] = oracle.error(local.dsink.double().numpy(), expected.dsink, expected.dsink, floor)
     return found
 
 

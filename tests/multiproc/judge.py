@@ -28,7 +28,7 @@ def check(pool: Pool | None, world: int, cases: list[Case]) -> None:
         f"{name} of rank {rank} off by {answer[name]:.3g} (limit {limit_of(name, case.dtype):.3g}) in {case}"
         for rank, ranked in enumerate(answers)
         for case, answer in zip(cases, ranked, strict=True)
-        for name in NAMES
+        for name in answer
         if not answer[name] <= limit_of(name, case.dtype)
     ]
     assert not faults, f"{len(faults)} faults\n" + "\n".join(faults[:12])

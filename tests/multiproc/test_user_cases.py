@@ -102,6 +102,55 @@ def test_a08_documents_do_not_leak(pool, world):
     assert all(pool.run("user_jobs:other_document_is_unseen", world))
 
 
+@pytest.mark.parametrize("world", [1, 2, 4])
+def test_a16_sink(pool, world):
+    """The numbers of the report come out, and forgetting the sink or adding it once per hop would be seen."""
+    case = Case(seq_len=8, q_heads=2, kv_heads=1, seed=16, sink=(8.0, -2.0))
+    judge.check(pool, world, by_exchange(case, case.but(split=("head_tail",)), case.but(split=("striped",))))
+    q, k, v, dout = oracle.draw(16, 8, 2, 1, 8)
+    keep = oracle.keep_of(("causal",), 8, 8)
+    plain, right = (oracle.attend(q, k, v, keep, dout, sink=sink) for sink in (None, case.sink))
+    assert right.dsink == pytest.approx([0.007829, 0.811087], abs=1e-6)
+    assert abs(oracle.error(plain.out, right.out) - 1.69) < 0.01
+    four_times = oracle.attend(q, k, v, keep, dout, sink=np.asarray(case.sink) + np.log(4.0))
+    assert abs(oracle.error(four_times.out, right.out) - 0.37) < 0.01
+
+
+SINKS = [(3.0, -1.0, float("-inf"), 0.5), (1e4, -1e4, 60.0, 0.0)]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float64"])
+@pytest.mark.parametrize("world", [1, 2, 3, 4])
+def test_a16_sink_under_every_split(pool, world, dtype):
+    """Rows that keep nothing have out 0 and lse = sink; rows that hold no position stay empty and add no gradient."""
+    padded = [[-1, 3, 4, -1], [0, 1, 2, -1, -1], [5, 6], [7, 8, -1]][:world]
+    padded[-1] = [*padded[-1], *range(sum(position >= 0 for row in padded for position in row), 9)]
+    cases = [
+        Case(("ids", (1, 1, 0, 2, 2, 2, 0, 0, 3)), (split,), seq_len=9, seed=3, sink=sink, dtype=dtype, lse_grad=True)
+        for split in ("contiguous", "head_tail", "striped")
+        for sink in SINKS
+    ]
+    if world > 1:
+        split = ("positions", tuple(map(tuple, padded)))
+        cases.append(Case(("window", 3, 0), split, seq_len=9, seed=4, sink=SINKS[0], dtype=dtype, lse_grad=True))
+    cases += [
+        Case(
+            ("full",),
+            kv_split=("contiguous",),
+            seq_len=40,
+            kv_len=7,
+            layout=layout,
+            seed=5,
+            sink=SINKS[0],
+            dtype=dtype,
+            qk_dim=24,
+            v_dim=5,
+        )
+        for layout in ("BSND", "BSH", "SBH")
+    ]
+    judge.check(pool, world, by_exchange(*cases))
+
+
 @pytest.mark.parametrize("world", [1, 2, 3, 4])
 def test_maps_by_work_are_exact(pool, world):
     """per_document with lengths that nothing divides, and balanced maps of chunks in any order."""

@@ -18,8 +18,8 @@ Array = np.ndarray
 class Result:
     """What attention gives: forward, and gradients where `dout` was given.
 
-    `dq_terms` and `dk_terms` are the largest sums of absolute terms behind a value of dq and dk: where the terms cancel
-    (a row with one key has dq 0), rounding errors are relative to these.
+    `dq_terms`, `dk_terms` and `dsink_terms` are the largest sums of absolute terms behind a value of each: where the
+    terms cancel (a row with one key has dq 0), rounding errors are relative to these.
     """
 
     out: Array
@@ -29,6 +29,8 @@ class Result:
     dv: Array | None = None
     dq_terms: float = 0.0
     dk_terms: float = 0.0
+    dsink: Array | None = None
+    dsink_terms: float = 0.0
 
 
 def draw(seed: int, seq_len: int, q_heads: int, kv_heads: int, qk_dim: int, v_dim: int = 0, batch: int = 1) -> list:
@@ -47,12 +49,20 @@ def attend(
     dout: Array | None = None,
     dlse: Array | None = None,
     scale: float | None = None,
+    sink: Array | None = None,
 ) -> Result:
-    """Forward, and backward for the gradients `dout` of out and `dlse` of lse."""
+    """Forward, and backward for the gradients `dout` of out and `dlse` of lse.
+
+    `sink`, one number per query head, is one more key for every row: that score, and a value of 0.
+    """
     group = q.shape[1] // k.shape[1]
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     wide_k, wide_v = np.repeat(k, group, axis=1), np.repeat(v, group, axis=1)
     score = np.where(keep[:, None], scale * (q @ wide_k.swapaxes(-1, -2)), -np.inf)
+    if sink is not None:
+        column = np.broadcast_to(np.asarray(sink, dtype=float)[None, :, None, None], (*score.shape[:3], 1))
+        score = np.concatenate([score, column], axis=-1)
+        wide_k, wide_v = (np.concatenate([wide, np.zeros_like(wide[:, :, :1])], axis=2) for wide in (wide_k, wide_v))
     peak = score.max(axis=-1, keepdims=True, initial=-np.inf)
     peak = np.where(np.isfinite(peak), peak, 0.0)
     weight = np.exp(score - peak)
@@ -69,6 +79,11 @@ def attend(
     if dlse is not None:
         slope = slope + dlse[..., None]
     dscore = probability * slope * scale
+    if sink is not None:
+        result.dsink = (probability * slope)[..., -1].sum((0, 2))
+        size = (np.abs(dout) * np.abs(result.out)).sum(-1) + (0.0 if dlse is None else np.abs(dlse))
+        result.dsink_terms = float((probability[..., -1] * size).sum((0, 2)).max(initial=0.0))
+        dscore, probability, terms, wide_k = dscore[..., :-1], probability[..., :-1], terms[..., :-1], wide_k[:, :, :-1]
     result.dq = dscore @ wide_k
     result.dk = _sum_groups(dscore.swapaxes(-1, -2) @ q, group)
     result.dv = _sum_groups(probability.swapaxes(-1, -2) @ dout, group)

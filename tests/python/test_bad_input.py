@@ -55,6 +55,13 @@ BAD = {
     "schedule": ({"schedule": "star"}, "star.*ring"),
     "offset": ({"offset": -1}, "-1"),
     "head_offset": ({"head_offset": 1.5}, "1.5"),
+    "sink that is no tensor": ({"sink": [0.0] * 4}, "list"),
+    "sink of other heads": ({"sink": torch.zeros(2)}, r"\[2\].*4 heads"),
+    "sink of 2 dimensions": ({"sink": torch.zeros(4, 1)}, r"\[4, 1\].*4 heads"),
+    "sink in 16 bits": ({"sink": torch.zeros(4, dtype=torch.bfloat16)}, "bfloat16.*float32"),
+    "sink in fp64": ({"sink": torch.zeros(4, dtype=torch.float64)}, "float64.*float32"),
+    "sink with nan": ({"sink": torch.tensor([0.0, float("nan"), 0, 0])}, "nan.*head 1"),
+    "sink of +inf": ({"sink": torch.tensor([0.0, 0, 0, float("inf")])}, "inf.*head 3"),
 }
 
 
@@ -73,7 +80,6 @@ def test_bad_argument(name):
 NOT_OFFERED = {
     "attn_mask": {"attn_mask": torch.ones(8, 8, dtype=torch.bool)},
     "bias": {"bias": torch.zeros(8, 8)},
-    "sink": {"sink": torch.zeros(4)},
     "softcap": {"softcap": 30.0},
     "dropout_p": {"dropout_p": 0.1},
     "seed": {"seed": 1},
@@ -104,23 +110,28 @@ def test_zero_dropout_is_no_dropout():
 def test_the_inner_op_checks_by_itself():
     """Whoever calls the dispatcher op without the front gets errors, not crashes."""
     op = torch.ops.ringspan.attention
-    good = [[1, 1, 2, 8, 8, 0, 0, 0, 0, 0], [], 0.25, "BNSD", 4, "", "auto", "auto", False]
+    good = [None, [1, 1, 2, 8, 8, 0, 0, 0, 0, 0], [], 0.25, "BNSD", 4, "", "auto", "auto", False]
     op(Q, K, V, *good)
     for place, wrong in [
-        (0, []),
-        (0, [2, 1, 2, 8, 8, 0, 0, 0, 0, 0]),
-        (0, [1, 1, 2, 8, 8, 0, 0, 0, 0]),
-        (0, [1, 1, 2, 8, 8, 0, 0, 0, 0, 8]),
-        (0, [1, 1, 2, 8, 8, 9, 0, 0, 0, 0]),
-        (0, [1, 1, 2, 8, 8, 3, 0, 0, 0, 0]),
-        (0, [1, 1, 2, 8, 8, 0, 0, 0, 0, 5, 3, 1, 0, 0, 0]),
-        (0, [1, 2, 2, 16, 16, 0, 0, 0, 0, 0]),
-        (0, [1, 1, 2, 9, 8, 0, 0, 0, 0, 0]),
-        (2, float("nan")),
-        (3, "XYZ"),
-        (4, 3),
-        (6, "star"),
-        (7, "broadcast"),
+        (0, torch.zeros(3)),
+        (0, torch.zeros(4, 1)),
+        (0, torch.zeros(4, dtype=torch.float16)),
+        (0, torch.full((4,), float("nan"))),
+        (0, torch.full((4,), float("inf"))),
+        (1, []),
+        (1, [2, 1, 2, 8, 8, 0, 0, 0, 0, 0]),
+        (1, [1, 1, 2, 8, 8, 0, 0, 0, 0]),
+        (1, [1, 1, 2, 8, 8, 0, 0, 0, 0, 8]),
+        (1, [1, 1, 2, 8, 8, 9, 0, 0, 0, 0]),
+        (1, [1, 1, 2, 8, 8, 3, 0, 0, 0, 0]),
+        (1, [1, 1, 2, 8, 8, 0, 0, 0, 0, 5, 3, 1, 0, 0, 0]),
+        (1, [1, 2, 2, 16, 16, 0, 0, 0, 0, 0]),
+        (1, [1, 1, 2, 9, 8, 0, 0, 0, 0, 0]),
+        (3, float("nan")),
+        (4, "XYZ"),
+        (5, 3),
+        (7, "star"),
+        (8, "broadcast"),
     ]:
         arguments = [wrong if index == place else value for index, value in enumerate(good)]
         with pytest.raises((ValueError, NotImplementedError)):

@@ -18,6 +18,36 @@ def inputs(q_rows=6, kv_rows=6, heads=(4, 2), dims=(8, 8), dtype=torch.float64, 
     return [torch.randn(2, *shape, generator=generator, dtype=dtype).requires_grad_(grad) for shape in shapes]
 
 
+def test_gradcheck_of_the_sink():
+    sink = torch.tensor([2.0, -1.0, 0.3, float("-inf")], dtype=torch.float64, requires_grad=True)
+
+    def call(q, k, v, finite):
+        whole = torch.cat([finite, sink.detach()[3:]])
+        out, stats = rs.attention(q, k, v, mask=rs.documents(ids=[1, 1, 0, 2, 2, 1]), sink=whole, return_stats=True)
+        return out, torch.where(stats.lse > -1e300, stats.lse, 0)
+
+    assert torch.autograd.gradcheck(call, [*inputs(), sink.detach()[:3].requires_grad_()])
+
+
+def test_a_sink_under_autocast_and_compile():
+    q, k, v = inputs(dtype=torch.float32)
+    sink = torch.tensor([1.0, 0.0, -3.0, 5.0], requires_grad=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        out, stats = rs.attention(q, k, v, sink=sink, return_stats=True)
+    assert out.dtype == torch.bfloat16
+    assert stats.lse.dtype == torch.float32
+    (gradient,) = torch.autograd.grad(out.float().sum(), sink)
+    assert gradient.dtype == torch.float32
+
+    def loss(q, k, v, sink):
+        return rs.attention(q, k, v, mask=rs.causal(), sink=sink).square().sum()
+
+    eager = torch.autograd.grad(loss(q, k, v, sink), (q, sink))
+    compiled = torch.compile(loss, backend="aot_eager", fullgraph=True)
+    for got, expected in zip(torch.autograd.grad(compiled(q, k, v, sink), (q, sink)), eager, strict=True):
+        assert torch.equal(got, expected)
+
+
 @pytest.mark.parametrize(
     "mask",
     [
@@ -39,9 +69,10 @@ def test_gradcheck(mask):
 def test_opcheck():
     tables = [torch.tensor([[3, 3]])]
     for spec in ([1, 1, 2, 6, 6, 0, 0, 0, 0, 1, 1], [1, 1, 2, 6, 6, 0, 0, 0, 0, 5, 0, 1, 0, 0, 0]):
-        for grad in (False, True):
+        for grad, sink in ((False, None), (True, None), (False, torch.randn(4)), (True, torch.randn(4))):
             arguments = (
                 *inputs(grad=grad, dtype=torch.float32),
+                None if sink is None else sink.requires_grad_(grad),
                 spec,
                 tables,
                 0.3,

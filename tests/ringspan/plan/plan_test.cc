@@ -24,6 +24,18 @@ std::string fault_of(const std::function<void()>& call) {
   return "";
 }
 
+TEST(Plan, PaddingRowsAreNamed) {
+  const ShardMap map =
+      ShardMap::from_segments(6,
+                              {{{{.local_row = 1, .begin = 0, .length = 2}, {.local_row = 5, .begin = 2, .length = 1}},
+                                {{.local_row = 0, .begin = 3, .length = 3}}}},
+                              {8, 3});
+  const Plan plan = build_plan(problem_of(6, 6), causal(6), map, Schedule::kRing);
+  EXPECT_EQ(plan.rank(0).q_padding, (std::vector<std::vector<RowRange>>{{{0, 1}, {3, 5}, {6, 8}}}));
+  EXPECT_EQ(plan.rank(1).q_padding, (std::vector<std::vector<RowRange>>{{}}));
+  EXPECT_EQ(rank_plan_from_json(to_json(plan.rank(0))), plan.rank(0));
+}
+
 // Each refusal names what is wrong with both values.
 TEST(Plan, RefusesWhatDoesNotFit) {
   const ShardMap two = ShardMap::contiguous(8, 2);

@@ -57,6 +57,33 @@ TEST_P(SoftmaxStateTest, IdentityFinishesAsTheEmptyRow) {
   EXPECT_EQ(result.lse.data, std::vector<double>(24, -kInfinity));
 }
 
+TEST_P(SoftmaxStateTest, ASinkIsAKeyWithoutAValue) {
+  const std::vector<std::vector<double>> rows = {{0.5, -1, 2}, {}, {-700, -701}, {40}};
+  for (const double sink : {0.0, 3.0, -kInfinity, 1000.0}) {
+    const OwnedSoftmaxState with(GetParam(), 1, 1, 4, 1), want(GetParam(), 1, 1, 4, 1);
+    for (std::size_t r = 0; r < rows.size(); ++r) {
+      std::vector<double> scores = rows[r], values(scores.size(), 1.5);
+      if (!scores.empty()) set_row(with.state(), static_cast<int64_t>(r), scores, values);
+      scores.push_back(sink);
+      values.push_back(0);
+      if (std::isfinite(sink) || !rows[r].empty()) set_row(want.state(), static_cast<int64_t>(r), scores, values);
+    }
+    const test::Tensor one(test::array_of({1, 1, 1, 1}, {sink}), GetParam());
+    add_sink(one.view(), with.state());
+    const Finished got = finished(with.state(), GetParam()), expected = finished(want.state(), GetParam());
+    for (int64_t r = 0; r < 4; ++r) {
+      EXPECT_NEAR(got.out.at(0, 0, r), expected.out.at(0, 0, r), tolerance());
+      EXPECT_EQ(got.max.at(0, 0, r), expected.max.at(0, 0, r));
+      const double lse = expected.lse.at(0, 0, r);
+      if (std::isinf(lse)) {
+        EXPECT_EQ(got.lse.at(0, 0, r), lse);
+      } else {
+        EXPECT_NEAR(got.lse.at(0, 0, r), lse, tolerance() * std::max(1.0, std::abs(lse)));
+      }
+    }
+  }
+}
+
 TEST_P(SoftmaxStateTest, MergeWithTheIdentityChangesNothing) {
   const OwnedSoftmaxState a(GetParam(), 1, 1, 2, 1), identity(GetParam(), 1, 1, 2, 1);
   set_row(a.state(), 0, {1, 2, 3}, {4, -5, 6});

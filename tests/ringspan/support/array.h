@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "ringspan/base/dtype.h"
@@ -24,6 +25,12 @@ struct Array {
   std::array<int64_t, 4> size{};
   std::vector<double> data;
 };
+
+inline Array array_of(const std::array<int64_t, 4>& size, std::vector<double> values) {
+  Array array(size);
+  array.data = std::move(values);
+  return array;
+}
 
 // Calls body(b, n, s, d) for every index, in memory order.
 template <class Body>

@@ -157,6 +157,10 @@ ForwardResult run_forward(const AttentionCase& c, const Kernels& kernels, const 
          lse = output(wide, stats);
   Tensor state_max = output(wide, stats), state_sum = output(wide, stats), acc = output(wide, c.want.out.size);
 
+  const Tensor sink = options.sink.empty()
+                          ? Tensor()
+                          : Tensor(array_of({1, c.spec.q_heads, 1, 1}, options.sink), wide, {0, 1, 2, 3}, 2);
+
   Workspace fresh;
   const Serial serial;
   const auto calls = tiles_of_calls(c, options.num_calls);
@@ -170,7 +174,10 @@ ForwardResult run_forward(const AttentionCase& c, const Kernels& kernels, const 
     args.begin = call == 0;
     args.finish = call + 1 == calls.size();
     if (calls.size() > 1) args.state = {state_max.view(), state_sum.view(), acc.view()};
-    if (args.finish) args.output = {out.view(), max.view(), sum.view(), lse.view()};
+    if (args.finish) {
+      args.output = {out.view(), max.view(), sum.view(), lse.view()};
+      args.sink = sink.view();
+    }
     kernels.forward(args, options.workspace ? *options.workspace : fresh,
                     options.parallel ? *options.parallel : serial);
   }

@@ -73,6 +73,7 @@ struct RunOptions {
   int64_t gap = 1;                       // stride of the innermost dimension
   int64_t num_calls = 1;                 // the keys are cut into so many calls
   const Parallel* parallel = nullptr;    // nullptr = Serial
+  std::vector<double> sink{};            // one per query head; empty = none
   Workspace* workspace = nullptr;        // nullptr = a fresh one
 };
 
