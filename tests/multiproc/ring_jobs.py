@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import random
 import time
 from typing import Any
@@ -13,12 +12,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.debug import CommDebugMode
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 from user_jobs import place_of
 
 import ringspan as rs
-from ringspan import _ops
 
 
 def shards_of(smap: rs.ShardMap, rank: int, seed: int = 0, dtype: torch.dtype = torch.float32, dim: int = 8) -> list:
@@ -253,43 +250,3 @@ def seen_by_each_rank(group: dist.ProcessGroup) -> list[float]:
     out = rs.attention(q, k, v, group=group)
     assert np.isclose(out.numpy(), (world - 1) / 2).all()
     return out.flatten().tolist()
-
-
-class SentBytes(TorchDispatchMode):
-    """Adds up what every all_to_all_single is given to send; sees into the ops as CommDebugMode does."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.total = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        if func is torch.ops._c10d_functional.all_to_all_single.default:
-            self.total += args[0].numel() * args[0].element_size()
-        return func(*args, **(kwargs or {}))
-
-
-@functools.cache
-def _let_sent_bytes_see() -> None:
-    ops = torch.ops.ringspan
-    for op, visible in (
-        (ops.attention, ops.attention),
-        (ops.attention_forward, ops._visible_attention_forward),
-        (ops.attention_backward, ops._visible_attention_backward),
-    ):
-        torch.library.register_torch_dispatch(op.default, SentBytes, _ops._rule_of_visible(visible.default))
-
-
-def sent_bytes(group: dist.ProcessGroup, split: str, dtype: str) -> dict[str, list[int]]:
-    """Bytes that this rank posts in forward and in backward, and what the plan says."""
-    _let_sent_bytes_see()
-    rank, world = place_of(group)
-    smap = getattr(rs.ShardMap, split)(19, world)
-    *leaves, dout = shards_of(smap, rank, 0, getattr(torch, dtype))
-    with SentBytes() as forward:
-        out = rs.attention(*leaves, mask=rs.causal(), shard_map=smap, group=group, exchange="all_to_all")
-    with SentBytes() as backward:
-        out.backward(dout)
-    sizes = ((1, 4, 19, 8), (1, 2, 19, 8), (1, 2, 19, 8))
-    plan = rs.plan(*sizes, dtype=getattr(torch, dtype), mask=rs.causal(), shard_map=smap, exchange="all_to_all")
-    planned = plan.sent_bytes(rank)
-    return {"sent": [forward.total, backward.total], "planned": [planned.forward, planned.backward]}

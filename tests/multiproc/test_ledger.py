@@ -10,9 +10,11 @@ SPLITS = ["contiguous", "head_tail", "striped", "uneven"]
 
 @pytest.mark.parametrize("world", [1, 2, 3, 4])
 def test_posted_bytes_equal_the_ledger(pool, world):
-    answers = pool.run("ledger_jobs:counted", world, splits=SPLITS, exchanges=EXCHANGES, dtypes=["float32", "bfloat16"])
+    answers = pool.run(
+        "ledger_jobs:counted", world, splits=SPLITS, exchanges=EXCHANGES, dtypes=["float32", "bfloat16", "float64"]
+    )
     for rank in answers:
-        assert len(rank) == len(SPLITS) * len(EXCHANGES) * 2
+        assert len(rank) == len(SPLITS) * len(EXCHANGES) * 3
         for counted in rank:
             assert counted.posted == counted.ledger, counted.case
             assert (counted.posted[1][1] > 0) == (world > 1), counted.case
