@@ -91,6 +91,7 @@ void run(const LedgerOptions& options) {
   }
   const std::string exchange = posted ? name_of(*posted) : kTransfers;
   const Plan plan = question.plan();
+  if (options.rank) plan.rank(*options.rank);  // an error comes before the first line
   std::vector<int64_t> ranks;
   for (int64_t rank = options.rank.value_or(0); rank <= options.rank.value_or(plan.world() - 1); ++rank) {
     ranks.push_back(rank);

@@ -73,6 +73,16 @@ def test_ledger_tells_bytes_pairs_and_memory() -> None:
     assert len([line for line in text.splitlines() if " forward " in line or " backward " in line]) == 8
 
 
+def test_bench_and_report_are_the_modules(tmp_path) -> None:
+    for verb in ("bench", "report"):
+        done = run(verb, "--help")
+        assert done.returncode == 0
+        assert f"ringspan.{verb}" in done.stdout
+    done = run("report", str(tmp_path / "none"))
+    assert done.returncode == 2
+    assert "none" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("exchange", "messages"), [("transfers", 4), ("p2p", 2), ("all_to_all", 2), ("auto", 2), ("all_gather", 1)]
 )
@@ -90,6 +100,9 @@ def test_ledger_of_every_exchange(exchange: str, messages: int) -> None:
         (["plan", "--world", "2", *SIZES, "--shard", "lengths:30,30"], ["60", "67"]),
         (["plan", "--world", "2", *SIZES, "--kv-len", "70", "--mask", "causal"], ["67", "70"]),
         (["plan", "--world", "2", *SIZES, "--rank", "2"], ["2"]),
+        (["ledger", "--world", "2", *SIZES, "--rank", "2"], ["2"]),
+        (["ledger", "--world", "2", *SIZES, "--exchange", "broadcast"], ["broadcast", "all_to_all"]),
+        (["ledger", "--world", "2", *SIZES, "--shard", "per_document:60,8"], ["68", "67"]),
         (["verify", "--seq-len", "8", "--heads", "4", "--kv-heads", "3"], ["4", "3"]),
         (["verify", *SIZES, "--mask", "diagonal"], ["diagonal"]),
         (["nonsense"], []),
