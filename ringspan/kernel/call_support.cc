@@ -47,6 +47,8 @@ const KernelTable& table_for(Isa isa, DType dtype) {
   switch (isa) {
 #ifdef RINGSPAN_ISA_X86
     case Isa::kAvx2: return pick(avx2::kernels());
+#endif
+#ifdef RINGSPAN_ISA_AVX512
     case Isa::kAvx512: return pick(avx512::kernels());
     case Isa::kAvx512Bf16: return pick(avx512_bf16::kernels());
 #endif

@@ -5,7 +5,7 @@
 
 #include "ringspan/base/error.h"
 
-#ifdef RINGSPAN_ISA_X86
+#ifdef RINGSPAN_ISA_AVX512
 #include <cpuid.h>
 #endif
 
@@ -16,7 +16,7 @@ constexpr Isa kAllIsas[] = {Isa::kGeneric, Isa::kAvx2, Isa::kAvx512, Isa::kAvx51
 constexpr int kNotForced = -1;
 std::atomic<int> forced_isa{kNotForced};
 
-#ifdef RINGSPAN_ISA_X86
+#ifdef RINGSPAN_ISA_AVX512
 bool offers_avx512_bf16() {
   // GCC 12 knows no name for this feature in __builtin_cpu_supports: leaf 7, subleaf 1, EAX bit 5.
   unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
@@ -31,6 +31,8 @@ bool offers(Isa isa) {
 #ifdef RINGSPAN_ISA_X86
     case Isa::kAvx2:
       return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+#endif
+#ifdef RINGSPAN_ISA_AVX512
     case Isa::kAvx512:
       return offers(Isa::kAvx2) && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
              __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");

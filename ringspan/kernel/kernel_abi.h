@@ -188,6 +188,8 @@ kernel::IsaKernels kernels();
 namespace avx2 {
 kernel::IsaKernels kernels();
 }
+#endif
+#ifdef RINGSPAN_ISA_AVX512
 namespace avx512 {
 kernel::IsaKernels kernels();
 }
