@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import json
 import shlex
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +33,7 @@ class Output:
         self.console = Console()
         if not self.console.is_terminal:
             self.console.width = 140
-        self.commit = _git_commit()
+        self.commit = machine.commit() or "unknown"
 
     def add(self, family: str, row: dict[str, Any]) -> None:
         """Takes a row as a family yields it, completes it and shows it. What was measured is on disk at once."""
@@ -108,13 +107,3 @@ def _number(value: float | None) -> str:
 
 def _now() -> str:
     return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-
-
-def _git_commit() -> str:
-    """The commit of the checkout, with a mark where files differ from it; "unknown" outside of a repository."""
-    command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
-    try:
-        done = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, timeout=10)
-    except (OSError, subprocess.TimeoutExpired):
-        return "unknown"
-    return done.stdout.strip() if done.returncode == 0 else "unknown"

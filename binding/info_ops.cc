@@ -79,17 +79,17 @@ std::vector<int64_t> work(at::IntArrayRef spec, at::TensorList tables) {
   });
 }
 
-// [n, 6]: batch (always 0), rank, local_row, begin, length, stride; what ShardMap.from_segments takes.
+// [n, 5]: rank, local_row, begin, length, stride.
 Tensor table_of(const ShardMap& map) {
   std::vector<int64_t> words;
   for (int64_t rank = 0; rank < map.world(); ++rank) {
     for (const Segment& segment : map.segments(rank)) {
-      for (const int64_t word : {int64_t{0}, rank, segment.local_row, segment.begin, segment.length, segment.stride}) {
+      for (const int64_t word : {rank, segment.local_row, segment.begin, segment.length, segment.stride}) {
         words.push_back(word);
       }
     }
   }
-  return at::tensor(words, at::kLong).view({-1, 6});
+  return at::tensor(words, at::kLong).view({-1, 5});
 }
 
 Tensor per_document(at::IntArrayRef lengths, int64_t world, std::optional<int64_t> seq_len) {

@@ -5,6 +5,8 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "cli/options.h"
 #include "cli/verbs.h"
@@ -35,39 +37,21 @@ void print_header(const char* first) {
             << "pairs" << std::setw(12) << "Gflop" << std::setw(15) << "peak, B" << "\n";
 }
 
-template <class Sent>
-void print_line(int64_t number, const char* pass, Sent&& sent, int64_t messages, int64_t pairs, int64_t flops,
-                const std::string& peak) {
-  std::cout << std::setw(5) << number << "  " << std::left << std::setw(8) << pass << std::right;
+void print_pass(int64_t number, const char* name, const PassLedger& pass, const std::string& peak) {
+  std::cout << std::setw(5) << number << "  " << std::left << std::setw(8) << name << std::right;
   for (const Payload payload : {Payload::kK, Payload::kV, Payload::kDk, Payload::kDv}) {
-    std::cout << std::setw(14) << sent(payload);
+    std::cout << std::setw(14) << sent_of(pass, payload);
   }
-  std::cout << std::setw(10) << messages << std::setw(16) << pairs << std::setw(12) << std::fixed
-            << std::setprecision(3) << static_cast<double>(flops) / 1e9 << std::setw(15) << peak << "\n";
+  std::cout << std::setw(10) << pass.messages() << std::setw(16) << pass.kept_pairs() << std::setw(12) << std::fixed
+            << std::setprecision(3) << static_cast<double>(pass.flops()) / 1e9 << std::setw(15) << peak << "\n";
 }
 
-void print_rank(const RankLedger& ledger) {
-  const std::pair<const char*, const PassLedger*> passes[] = {{"forward", &ledger.forward},
-                                                              {"backward", &ledger.backward}};
-  for (const auto& [name, pass] : passes) {
-    print_line(
-        ledger.rank, name, [&](Payload payload) { return sent_of(*pass, payload); }, pass->messages(),
-        pass->kept_pairs(), pass->flops(), std::to_string(pass->peak_bytes));
-  }
-}
-
-// One rank step by step.
-void print_steps(const RankLedger& ledger) {
-  const std::pair<const char*, const PassLedger*> passes[] = {{"forward", &ledger.forward},
-                                                              {"backward", &ledger.backward}};
-  for (const auto& [name, pass] : passes) {
+// A line for each pass, or for each of its steps.
+void print_rank(const RankLedger& ledger, bool by_step) {
+  for (const auto& [name, pass] : {std::pair("forward", &ledger.forward), std::pair("backward", &ledger.backward)}) {
+    if (!by_step) print_pass(ledger.rank, name, *pass, std::to_string(pass->peak_bytes));
     for (const StepLedger& step : pass->steps) {
-      const auto sent = [&](Payload payload) {
-        int64_t bytes = 0;
-        for (const SentTensor& tensor : step.sent) bytes += tensor.payload == payload ? tensor.bytes : 0;
-        return bytes;
-      };
-      print_line(step.step, name, sent, step.messages, step.kept_pairs, step.flops, "");
+      if (by_step) print_pass(step.step, name, PassLedger{.steps = {step}}, "");
     }
   }
 }
@@ -105,8 +89,7 @@ void run(const LedgerOptions& options) {
             << ", shard " << options.question.shard_text() << "\n\n";
   print_header(options.rank ? "step" : "rank");
   for (const int64_t rank : ranks) {
-    const RankLedger ledger = ledger_of(plan.rank(rank), posted);
-    options.rank ? print_steps(ledger) : print_rank(ledger);
+    print_rank(ledger_of(plan.rank(rank), posted), options.rank.has_value());
   }
   std::cout
       << "\nbytes are what a rank sends; pairs are of all batch entries and one head, Gflop of all heads; peak is "

@@ -46,19 +46,19 @@ def _rule_of_visible(visible: torch._ops.OpOverload) -> Callable[..., Any]:
     return rule
 
 
-def _register_rules() -> None:
-    if not torch.distributed.is_available():
-        return
-    from torch.distributed.tensor.debug import CommDebugMode
-
+def let_see_inside(mode: type) -> None:
+    """Make every mode of this class see the collectives inside the ops. Once for each class."""
     ops = torch.ops.ringspan
     for op, visible in (
         (ops.attention, ops.attention),
         (ops.attention_forward, ops._visible_attention_forward),
         (ops.attention_backward, ops._visible_attention_backward),
     ):
-        torch.library.register_torch_dispatch(op.default, CommDebugMode, _rule_of_visible(visible.default))
+        torch.library.register_torch_dispatch(op.default, mode, _rule_of_visible(visible.default))
 
 
 _load_library()
-_register_rules()
+if torch.distributed.is_available():
+    from torch.distributed.tensor.debug import CommDebugMode
+
+    let_see_inside(CommDebugMode)

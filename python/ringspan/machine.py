@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -32,3 +33,17 @@ def cpu_model() -> str:
             if line.startswith("model name"):
                 return line.split(":", 1)[1].strip()
     return platform.processor() or platform.machine()
+
+
+def commit() -> str | None:
+    """The commit of the package's sources, marked where files differ from it; None where they are in no checkout."""
+    tracked = ["git", "ls-files", "--error-unmatch", Path(__file__).name]
+    describe = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    try:
+        for command in (tracked, describe):
+            done = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, timeout=10)
+            if done.returncode != 0:
+                return None
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() or None

@@ -275,14 +275,12 @@ def _regular(kind: int, seq_len: int, world_size: int) -> ShardMap:
 
 
 def _from_tables(tables: list[Tensor], world_size: int, seq_len: int) -> ShardMap:
-    """Tables of segments [n, 6], one for each batch entry, as a map; rows are those that the longest entry needs."""
+    """Tables of (rank, segment) [n, 5], one for each batch entry, as a map; rows are those the longest entry needs."""
     lists: list[list[list[Segment]]] = []
     for table in tables:
         lists.append([[] for _ in range(world_size)])
-        for _, rank, *segment in table.tolist():
+        for rank, *segment in table.tolist():
             lists[-1][rank].append(tuple(segment))
-    if len(lists) == 1:
-        return ShardMap.from_segments(lists[0], seq_len=seq_len)
     return ShardMap.from_segments(lists, seq_len=seq_len)
 
 

@@ -12,6 +12,7 @@ namespace ringspan {
 namespace {
 
 constexpr int64_t kMaxDim = 768;
+constexpr double kFlopsOfExp = 40;  // what std::exp costs, counted as other work is
 
 void check_view(const char* name, const ConstTensorView& view, std::array<int64_t, 4> size, DType dtype) {
   RINGSPAN_CHECK(view.size == size, name, " has size [", view.size[0], ", ", view.size[1], ", ", view.size[2], ", ",
@@ -107,7 +108,8 @@ void sink_gradient(const ConstTensorView& sink, const ConstTensorView& lse, cons
   check_view("delta", delta, lse.size, lse.dtype);
   check_view("dsink", dsink, sink.size, lse.dtype);
   // One head is summed by one thread, in one order: the same bits for any number of threads.
-  parallel.run(static_cast<int>(lse.heads()), [&](int head) {
+  const int workers = kernel::count_workers(parallel, 0, static_cast<double>(lse.num_elements()) * kFlopsOfExp);
+  kernel::run_jobs(parallel, workers, lse.heads(), nullptr, 0, [&](int64_t head, unsigned char*) {
     const double own = load_as_double(sink.row(0, head, 0), sink.dtype, 0);
     double sum = 0;
     for (int64_t b = 0; b < lse.batch(); ++b) {

@@ -35,6 +35,14 @@ struct Chunk {
   int64_t work = 0;
 };
 
+// The largest over the mean; 1 where all are 0.
+double imbalance_of(const std::vector<int64_t>& work) {
+  const int64_t total = std::accumulate(work.begin(), work.end(), int64_t{0});
+  if (total == 0) return 1;
+  const double mean = static_cast<double>(total) / static_cast<double>(work.size());
+  return static_cast<double>(*std::max_element(work.begin(), work.end())) / mean;
+}
+
 // Local rows in the order of positions.
 std::vector<Segment> segments_of(std::vector<Chunk> chunks) {
   std::sort(chunks.begin(), chunks.end(), [](const Chunk& a, const Chunk& b) { return a.begin < b.begin; });
@@ -127,12 +135,7 @@ class Deal {
 
   const std::vector<std::vector<Chunk>>& owned() const { return owned_; }
 
-  double imbalance() const {
-    const int64_t total = std::accumulate(load_.begin(), load_.end(), int64_t{0});
-    if (total == 0) return 1;
-    const double mean = static_cast<double>(total) / static_cast<double>(load_.size());
-    return static_cast<double>(*std::max_element(load_.begin(), load_.end())) / mean;
-  }
+  double imbalance() const { return imbalance_of(load_); }
 
   // Exchanges chunks of the busiest rank for lighter ones of the idlest, until the goal is met or nothing helps.
   void refine(int64_t most_exchanges) {
@@ -234,12 +237,6 @@ ShardMap ShardMap::balanced(const MaskSpec& mask, int64_t world) {
   return map_of(seq_len, best);
 }
 
-double ShardMap::imbalance(const MaskSpec& mask) const {
-  const std::vector<int64_t> pairs = work(mask);
-  const int64_t total = std::accumulate(pairs.begin(), pairs.end(), int64_t{0});
-  if (total == 0) return 1;
-  const double mean = static_cast<double>(total) / static_cast<double>(world());
-  return static_cast<double>(*std::max_element(pairs.begin(), pairs.end())) / mean;
-}
+double ShardMap::imbalance(const MaskSpec& mask) const { return imbalance_of(work(mask)); }
 
 }  // namespace ringspan

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from ring_jobs import peak_of
 from torch.utils._python_dispatch import TorchDispatchMode
 from user_jobs import place_of
 
@@ -82,13 +83,7 @@ class _Collectives(TorchDispatchMode):
 
 @functools.cache
 def _let_collectives_be_seen() -> None:
-    ops = torch.ops.ringspan
-    for op, visible in (
-        (ops.attention, ops.attention),
-        (ops.attention_forward, ops._visible_attention_forward),
-        (ops.attention_backward, ops._visible_attention_backward),
-    ):
-        torch.library.register_torch_dispatch(op.default, _Collectives, _ops._rule_of_visible(visible.default))
+    _ops.let_see_inside(_Collectives)
 
 
 def counter_counts_what_is_posted(group: dist.ProcessGroup) -> bool:
@@ -125,8 +120,8 @@ def peaks(group: dist.ProcessGroup, exchange: str, dtype: str) -> list[tuple[int
     call().backward(dout)
     for leaf in leaves:
         leaf.grad = None
-    kept = [call()]
-    found = [_peak(call, []), _peak(lambda: kept[0].backward(dout), kept)]
+    kept = call()
+    found = [peak_of(call), peak_of(lambda: kept.backward(dout))]
     sizes = [(1, heads, rows * world, 64) for heads in (4, 2, 2)]
     ledger = rs.plan(*sizes, dtype=kind, mask=rs.causal(), shard_map=smap, exchange=exchange).ledger().rank(rank)
     sums = 4 * rows * 64 * 4 if dtype == "bfloat16" else 0
@@ -140,15 +135,3 @@ def peaks(group: dist.ProcessGroup, exchange: str, dtype: str) -> list[tuple[int
     if world == 1:
         late = early = 0
     return [(held, least - early, least + late) for held, least in zip(found, expected, strict=True)]
-
-
-def _peak(call: Any, kept: list) -> int:
-    activities = [torch.profiler.ProfilerActivity.CPU]
-    with torch.profiler.profile(activities=activities, profile_memory=True) as profile:
-        kept.append(call())
-    live = peak = 0
-    events = [event for event in profile.profiler.kineto_results.events() if event.name() == "[memory]"]
-    for event in sorted(events, key=lambda event: event.start_ns()):
-        live += event.nbytes()
-        peak = max(peak, live)
-    return peak

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -215,6 +216,20 @@ def linear_gradients(group: dist.ProcessGroup) -> float:
     return max(float((one - many).abs().max() / one.abs().max()), abs(float(shown - shown_many)))
 
 
+def peak_of(call: Callable[[], Any]) -> int:
+    """Most bytes of PyTorch's CPU allocator that live at once in a call, beyond what lives before it."""
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=activities, profile_memory=True) as profile:
+        kept = call()
+    live = peak = 0
+    events = [event for event in profile.profiler.kineto_results.events() if event.name() == "[memory]"]
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        live += event.nbytes()
+        peak = max(peak, live)
+    del kept
+    return peak
+
+
 def peak_bytes(group: dist.ProcessGroup, exchange: str, rows: int, backward: bool) -> dict[str, int]:
     """Most bytes of PyTorch's CPU allocator that live at once in a call, beyond its inputs. Causal, contiguous."""
     rank, world = place_of(group)
@@ -230,15 +245,7 @@ def peak_bytes(group: dist.ProcessGroup, exchange: str, rows: int, backward: boo
     for leaf in leaves:
         leaf.grad = None
     out = call() if backward else None
-    activities = [torch.profiler.ProfilerActivity.CPU]
-    with torch.profiler.profile(activities=activities, profile_memory=True) as profile:
-        kept = out.backward(dout) if backward else call()
-    live = peak = 0
-    events = [event for event in profile.profiler.kineto_results.events() if event.name() == "[memory]"]
-    for event in sorted(events, key=lambda event: event.start_ns()):
-        live += event.nbytes()
-        peak = max(peak, live)
-    del kept
+    peak = peak_of(lambda: out.backward(dout) if backward else call())
     return {"peak": peak, "kv": 2 * 2 * rows * 64 * 4, "out": 4 * rows * 64 * 4}
 
 

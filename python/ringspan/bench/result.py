@@ -7,7 +7,6 @@ import functools
 import json
 import os
 import shlex
-import subprocess
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -104,7 +103,7 @@ def begin(config: Config, arguments: Sequence[str], run_id: str) -> dict[str, An
         "id": run_id,
         "command": command_of(config, arguments),
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "commit": commit(),
+        "commit": machine.commit(),
     }
     return {
         "schema_version": SCHEMA_VERSION,
@@ -125,20 +124,6 @@ def command_of(config: Config, arguments: Sequence[str]) -> str:
     if config.world > 1 and not config.dry_run:
         start = ["torchrun", "--standalone", "--nproc_per_node", str(config.world), "-m", "ringspan.bench"]
     return shlex.join([*start, *arguments])
-
-
-def commit() -> str | None:
-    """The commit of the package's sources, marked where files differ from it; None where they are in no checkout."""
-    tracked = ["git", "ls-files", "--error-unmatch", Path(__file__).name]
-    describe = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
-    try:
-        for command in (tracked, describe):
-            done = subprocess.run(command, cwd=_FOLDER, capture_output=True, text=True, timeout=10)
-            if done.returncode != 0:
-                return None
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout.strip() or None
 
 
 def _label_in(path: Path) -> str | None:

@@ -11,19 +11,12 @@
 #include "ringspan/base/error.h"
 #include "ringspan/shard/shard_map.h"
 
+#include "tests/ringspan/shard/holders.h"
+
 namespace ringspan {
 namespace {
 
-std::string holders(const ShardMap& map) {
-  std::string text(map.seq_len(), '.');
-  for (int64_t rank = 0; rank < map.world(); ++rank) {
-    for (const int64_t position : map.positions(rank)) {
-      char& mark = text.at(position);
-      mark = mark == '.' ? static_cast<char>('0' + rank) : '!';
-    }
-  }
-  return text;
-}
+using testing::holders;
 
 MaskSpec causal(int64_t length) { return MaskSpec::causal(length, length, Corner::kTopLeft); }
 

@@ -6,23 +6,13 @@
 
 #include "ringspan/base/error.h"
 
+#include "tests/ringspan/shard/holders.h"
+
 namespace ringspan {
 namespace {
 
+using testing::holders;
 using Ranks = std::vector<std::vector<Segment>>;
-
-// The rank of each position, counted from the local rows; '.' where nobody holds it, '!' where two do.
-std::string holders(const ShardMap& map, int64_t batch = 0) {
-  std::string text(map.seq_len(), '.');
-  for (int64_t rank = 0; rank < map.world(); ++rank) {
-    for (int64_t position : map.positions(rank, batch)) {
-      if (position < 0) continue;
-      char& mark = text.at(position);
-      mark = mark == '.' ? static_cast<char>('0' + rank) : '!';
-    }
-  }
-  return text;
-}
 
 std::string fault_of(int64_t seq_len, std::vector<Ranks> segments, std::vector<int64_t> local_rows = {}) {
   try {
