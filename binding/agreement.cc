@@ -22,9 +22,16 @@ struct Header {
   int64_t forward_number = 0;
   int64_t needs_grad = 0;
   uint64_t hash = 0;
+  int64_t seed = 0;
+  int64_t seed_is_drawn = 0;
 
   bool operator==(const Header&) const = default;
 };
+
+bool agree_with(Header a, Header b) {
+  if (a.seed_is_drawn && b.seed_is_drawn) a.seed = b.seed;
+  return a == b;
+}
 
 std::string to_text(const Header& header, const std::string& message = "") {
   return std::string(reinterpret_cast<const char*>(&header), sizeof header) + message;
@@ -75,7 +82,8 @@ Fields all_fields(const Proposal& proposal) {
   const bool backward = proposal.kind == CallKind::kBackward;
   fields.insert(fields.begin(),
                 {{"call", backward ? concat("the backward of call ", proposal.forward_number) : "a forward", ""},
-                 {"needs_grad", proposal.needs_grad ? "true" : "false", ""}});
+                 {"needs_grad", proposal.needs_grad ? "true" : "false", ""},
+                 {"seed", proposal.seed_is_drawn ? "drawn" : concat(proposal.seed), ""}});
   return fields;
 }
 
@@ -161,20 +169,22 @@ Agreement::Agreement(std::unique_ptr<Mailbox> mailbox) : mailbox_(std::move(mail
 
 Agreement::~Agreement() = default;
 
-int64_t Agreement::agree(const Group& group, const Proposal& proposal) {
+Agreed Agreement::agree(const Group& group, const Proposal& proposal) {
   const std::lock_guard lock(mutex_);
   const int64_t number = ++number_;
   const Header header{.number = number,
                       .kind = proposal.kind,
                       .forward_number = proposal.forward_number,
                       .needs_grad = proposal.needs_grad,
-                      .hash = proposal.hash};
+                      .hash = proposal.hash,
+                      .seed = proposal.seed,
+                      .seed_is_drawn = proposal.seed_is_drawn};
   try {
     const std::vector<std::string> texts = mailbox_->swap(group, number, Topic::kHeader, to_text(header));
     check_refusals(number, texts);
-    const bool same =
-        std::all_of(texts.begin(), texts.end(), [&](const std::string& text) { return header_of(text) == header; });
-    if (same) return number;
+    const bool same = std::all_of(texts.begin(), texts.end(),
+                                  [&](const std::string& text) { return agree_with(header_of(text), header); });
+    if (same) return {number, header_of(texts[0]).seed};
     std::vector<Fields> by_rank;
     for (const std::string& text : mailbox_->swap(group, number, Topic::kDescription, to_text(all_fields(proposal)))) {
       by_rank.push_back(fields_of(text));

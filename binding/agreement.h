@@ -28,7 +28,14 @@ struct Proposal {
   int64_t forward_number = 0;        // backward: the number that its forward got
   bool needs_grad = false;           // forward: a backward will follow
   uint64_t hash = 0;                 // of all that must be the same on every rank
+  int64_t seed = 0;                  // of dropout; 0 without
+  bool seed_is_drawn = false;        // nobody chose it: the one of rank 0 is taken
   std::function<Fields()> describe;  // the same in words; called where the ranks differ
+};
+
+struct Agreed {
+  int64_t number = 0;  // of the call
+  int64_t seed = 0;    // of every rank
 };
 
 enum class RefusalKind : int64_t { kNone, kBadArgument, kUnsupported, kGaveUp };
@@ -44,10 +51,10 @@ class Agreement {
   explicit Agreement(std::unique_ptr<Mailbox> mailbox);
   ~Agreement();
 
-  // Returns the number of the call where all ranks propose the same. Else every rank throws: Error naming each argument
+  // Returns what they share where all ranks propose the same. Else every rank throws: Error naming each argument
   // that differs with its values and ranks, or the refusal of a rank; DistBackendError naming the ranks that did not
   // come within the group's timeout. The group can be used again after each of them.
-  int64_t agree(const Group& group, const Proposal& proposal);
+  Agreed agree(const Group& group, const Proposal& proposal);
   // Takes part in the next call by refusing it: the other ranks raise `message`.
   void refuse(const Group& group, RefusalKind kind, const std::string& message) noexcept;
 

@@ -23,44 +23,70 @@ using torch::autograd::variable_list;
 
 using AttentionResult = std::tuple<Tensor, Tensor, Tensor, Tensor>;  // out, max, sum, lse
 
-// All arguments of a call but query, key, value and sink.
-struct Options {
-  std::vector<c10::SymInt> spec;
-  std::vector<Tensor> tables;
-  double scale = 1;
-  string layout;
-  c10::SymInt num_heads;
-  string group_name, schedule, exchange;
-  bool assume_agreed = false;
-  bool needs_grad = false;
-};
-
-void save(AutogradContext& context, const Options& options) {
+// Everything but tensors; those go through save_for_backward.
+void save(AutogradContext& context, const OpArguments& a) {
   auto& data = context.saved_data;
-  data["spec"] = c10::IValue(c10::SymIntArrayRef(options.spec));
-  data["scale"] = options.scale;
-  data["layout"] = options.layout;
-  data["num_heads"] = c10::IValue(options.num_heads);
-  data["group_name"] = options.group_name;
-  data["schedule"] = options.schedule;
-  data["exchange"] = options.exchange;
-  data["assume_agreed"] = options.assume_agreed;
+  data["spec"] = c10::IValue(c10::SymIntArrayRef(a.spec));
+  data["places"] = c10::IValue(c10::SymIntArrayRef(a.places));
+  data["scale"] = a.scale;
+  data["softcap"] = a.softcap;
+  data["dropout_p"] = a.dropout_p;
+  data["layout"] = a.layout;
+  data["num_heads"] = c10::IValue(a.num_heads);
+  data["group_name"] = a.group_name;
+  data["schedule"] = a.schedule;
+  data["exchange"] = a.exchange;
+  data["assume_agreed"] = a.assume_agreed;
+}
+
+std::optional<Tensor> optional(const Tensor& tensor) { return tensor.defined() ? std::optional(tensor) : std::nullopt; }
+
+// The order of the saved tensors; the tables follow.
+enum Saved : size_t { kQuery, kKey, kValue, kOut, kLse, kCall, kSink, kBias, kMask, kSlopes, kNumSaved };
+
+OpArguments restore(const AutogradContext& context, const variable_list& saved) {
+  const auto& data = context.saved_data;
+  return {.sink = optional(saved[kSink]),
+          .bias = optional(saved[kBias]),
+          .attn_mask = optional(saved[kMask]),
+          .slopes = optional(saved[kSlopes]),
+          .seed = {},
+          .spec = data.at("spec").toSymIntVector(),
+          .tables = {saved.begin() + kNumSaved, saved.end()},
+          .scale = data.at("scale").toDouble(),
+          .layout = data.at("layout").toStringRef(),
+          .num_heads = data.at("num_heads").toSymInt(),
+          .group_name = data.at("group_name").toStringRef(),
+          .schedule = data.at("schedule").toStringRef(),
+          .exchange = data.at("exchange").toStringRef(),
+          .assume_agreed = data.at("assume_agreed").toBool(),
+          .softcap = data.at("softcap").toDouble(),
+          .dropout_p = data.at("dropout_p").toDouble(),
+          .places = data.at("places").toSymIntVector()};
 }
 
 struct AttentionFunction : torch::autograd::Function<AttentionFunction> {
   static variable_list forward(AutogradContext* context, const Tensor& query, const Tensor& key, const Tensor& value,
-                               const std::optional<Tensor>& sink, const Options& options) {
+                               const std::optional<Tensor>& sink, const std::optional<Tensor>& bias,
+                               const OpArguments& arguments, bool needs_grad) {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
-    auto [out, max, sum, lse, number] = call_attention_forward(
-        query, key, value, sink, options.spec, options.tables, options.scale, options.layout, options.num_heads,
-        options.group_name, options.schedule, options.exchange, options.assume_agreed, options.needs_grad);
-    variable_list saved = {query, key, value, out, lse, number, sink.value_or(Tensor())};
-    saved.insert(saved.end(), options.tables.begin(), options.tables.end());
+    const ForwardResult result = call_attention_forward(query, key, value, arguments, needs_grad);
+    variable_list saved = {query,
+                           key,
+                           value,
+                           result.out,
+                           result.lse,
+                           result.call,
+                           sink.value_or(Tensor()),
+                           bias.value_or(Tensor()),
+                           arguments.attn_mask.value_or(Tensor()),
+                           arguments.slopes.value_or(Tensor())};
+    saved.insert(saved.end(), arguments.tables.begin(), arguments.tables.end());
     context->save_for_backward(std::move(saved));
     // A gradient that nobody asked for stays undefined instead of becoming zeros.
     context->set_materialize_grads(false);
-    save(*context, options);
-    return {out, max, sum, lse};
+    save(*context, arguments);
+    return {result.out, result.max, result.sum, result.lse};
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
@@ -69,60 +95,80 @@ struct AttentionFunction : torch::autograd::Function<AttentionFunction> {
     // Before the guard: a checkpoint computes the forward again here, with autograd.
     const variable_list saved = context->get_saved_variables();
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
-    auto& data = context->saved_data;
-    const std::vector<c10::SymInt> spec = data["spec"].toSymIntVector();
-    const std::vector<Tensor> tables(saved.begin() + 7, saved.end());
-    const auto optional = [](const Tensor& tensor) { return tensor.defined() ? std::optional(tensor) : std::nullopt; };
-    auto [dq, dk, dv, dsink] = call_attention_backward(
-        optional(gradients[0]), optional(gradients[3]), saved[0], saved[1], saved[2], optional(saved[6]), saved[3],
-        saved[4], saved[5], spec, tables, data["scale"].toDouble(), data["layout"].toStringRef(),
-        data["num_heads"].toSymInt(), data["group_name"].toStringRef(), data["schedule"].toStringRef(),
-        data["exchange"].toStringRef(), data["assume_agreed"].toBool());
-    const auto needed = [&](size_t input, Tensor& gradient) {
-      return context->needs_input_grad(input) ? std::move(gradient) : Tensor();
-    };
-    const bool sink_needed = saved[6].defined() && context->needs_input_grad(3);
-    return {needed(0, dq), needed(1, dk), needed(2, dv), sink_needed ? std::move(dsink) : Tensor(), Tensor()};
+    const OpArguments arguments = restore(*context, saved);
+    // Gradients are asked for by the place among the tensors that were given.
+    const size_t bias_place = arguments.sink ? 4 : 3;
+    const bool sink_wanted = arguments.sink && context->needs_input_grad(3);
+    const bool bias_wanted = arguments.bias && context->needs_input_grad(bias_place);
+    BackwardResult result = call_attention_backward(
+        saved[kQuery], saved[kKey], saved[kValue], arguments,
+        {saved[kOut], saved[kLse], saved[kCall], optional(gradients[0]), optional(gradients[3])}, bias_wanted);
+    const auto needed = [&](bool wanted, Tensor& gradient) { return wanted ? std::move(gradient) : Tensor(); };
+    return {needed(context->needs_input_grad(0), result.query),
+            needed(context->needs_input_grad(1), result.key),
+            needed(context->needs_input_grad(2), result.value),
+            needed(sink_wanted, result.sink),
+            needed(bias_wanted, result.bias),
+            Tensor(),
+            Tensor()};
   }
 };
 
 AttentionResult attention(const Tensor& query, const Tensor& key, const Tensor& value,
                           const std::optional<Tensor>& sink, c10::SymIntArrayRef spec, at::TensorList tables,
                           double scale, string layout, c10::SymInt num_heads, string group_name, string schedule,
-                          string exchange, bool assume_agreed) {
-  const bool needs_grad = at::GradMode::is_enabled() && (query.requires_grad() || key.requires_grad() ||
-                                                         value.requires_grad() || (sink && sink->requires_grad()));
-  const Options options{.spec = spec.vec(),
-                        .tables = tables.vec(),
-                        .scale = scale,
-                        .layout = std::move(layout),
-                        .num_heads = std::move(num_heads),
-                        .group_name = std::move(group_name),
-                        .schedule = std::move(schedule),
-                        .exchange = std::move(exchange),
-                        .assume_agreed = assume_agreed,
-                        .needs_grad = needs_grad};
-  const variable_list results = AttentionFunction::apply(query, key, value, sink, options);
+                          string exchange, bool assume_agreed, const std::optional<Tensor>& bias,
+                          const std::optional<Tensor>& attn_mask, const std::optional<Tensor>& slopes,
+                          const std::optional<Tensor>& seed, double softcap, double dropout_p,
+                          c10::SymIntArrayRef places) {
+  const auto differentiable = [](const std::optional<Tensor>& tensor) { return tensor && tensor->requires_grad(); };
+  const bool needs_grad =
+      at::GradMode::is_enabled() && (query.requires_grad() || key.requires_grad() || value.requires_grad() ||
+                                     differentiable(sink) || differentiable(bias));
+  const OpArguments arguments{.sink = sink,
+                              .bias = bias,
+                              .attn_mask = attn_mask,
+                              .slopes = slopes,
+                              .seed = seed,
+                              .spec = spec.vec(),
+                              .tables = tables.vec(),
+                              .scale = scale,
+                              .layout = std::move(layout),
+                              .num_heads = std::move(num_heads),
+                              .group_name = std::move(group_name),
+                              .schedule = std::move(schedule),
+                              .exchange = std::move(exchange),
+                              .assume_agreed = assume_agreed,
+                              .softcap = softcap,
+                              .dropout_p = dropout_p,
+                              .places = places.vec()};
+  const variable_list results = AttentionFunction::apply(query, key, value, sink, bias, arguments, needs_grad);
   // Detached here rather than marked as non-differentiable in the function: compiled autograd fails on the latter.
   return {results[0], results[1].detach(), results[2].detach(), results[3]};
 }
 
+using Signature = AttentionResult(const Tensor&, const Tensor&, const Tensor&, const std::optional<Tensor>&,
+                                  c10::SymIntArrayRef, at::TensorList, double, string, c10::SymInt, string, string,
+                                  string, bool, const std::optional<Tensor>&, const std::optional<Tensor>&,
+                                  const std::optional<Tensor>&, const std::optional<Tensor>&, double, double,
+                                  c10::SymIntArrayRef);
+
 AttentionResult attention_autocast(const Tensor& query, const Tensor& key, const Tensor& value,
                                    const std::optional<Tensor>& sink, c10::SymIntArrayRef spec, at::TensorList tables,
                                    double scale, string layout, c10::SymInt num_heads, string group_name,
-                                   string schedule, string exchange, bool assume_agreed) {
-  static const auto op = c10::Dispatcher::singleton()
-                             .findSchemaOrThrow("ringspan::attention", "")
-                             .typed<AttentionResult(const Tensor&, const Tensor&, const Tensor&,
-                                                    const std::optional<Tensor>&, c10::SymIntArrayRef, at::TensorList,
-                                                    double, string, c10::SymInt, string, string, string, bool)>();
+                                   string schedule, string exchange, bool assume_agreed,
+                                   const std::optional<Tensor>& bias, const std::optional<Tensor>& attn_mask,
+                                   const std::optional<Tensor>& slopes, const std::optional<Tensor>& seed,
+                                   double softcap, double dropout_p, c10::SymIntArrayRef places) {
+  static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("ringspan::attention", "").typed<Signature>();
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::DispatchKey::AutocastCPU);
   const auto cast = [dtype = at::autocast::get_autocast_dtype(at::kCPU)](const Tensor& tensor) {
     return at::autocast::cached_cast(dtype, tensor, at::kCPU);
   };
-  // The sink stays in fp32, as softmax does.
+  // What enters the softmax stays as it is.
   return op.call(cast(query), cast(key), cast(value), sink, spec, tables, scale, std::move(layout),
-                 std::move(num_heads), std::move(group_name), std::move(schedule), std::move(exchange), assume_agreed);
+                 std::move(num_heads), std::move(group_name), std::move(schedule), std::move(exchange), assume_agreed,
+                 bias, attn_mask, slopes, seed, softcap, dropout_p, places);
 }
 
 }  // namespace
@@ -131,9 +177,9 @@ TORCH_LIBRARY_FRAGMENT(ringspan, m) {
   const std::vector<at::Tag> tags = {at::Tag::pt2_compliant_tag};
   m.def(
       "attention(Tensor query, Tensor key, Tensor value, Tensor? sink, SymInt[] spec, Tensor[] tables, float scale, "
-      "str layout, "
-      "SymInt num_heads, str group_name, str schedule, str exchange, bool assume_agreed) -> "
-      "(Tensor out, Tensor max, Tensor sum, Tensor lse)",
+      "str layout, SymInt num_heads, str group_name, str schedule, str exchange, bool assume_agreed, "
+      "Tensor? bias=None, Tensor? attn_mask=None, Tensor? slopes=None, Tensor? seed=None, float softcap=0.0, "
+      "float dropout_p=0.0, SymInt[] places=[]) -> (Tensor out, Tensor max, Tensor sum, Tensor lse)",
       tags);
 }
 

@@ -25,7 +25,7 @@ void check_tensor(const char* name, const at::Tensor& tensor, Layout layout) {
   }
   RINGSPAN_CHECK(tensor.layout() == at::kStrided, name, " has layout ", concat(tensor.layout()),
                  "; it must be a plain strided tensor");
-  const int64_t dims = layout == Layout::kBNSD || layout == Layout::kBSND ? 4 : 3;
+  const int64_t dims = axes_of(layout).dims;
   RINGSPAN_CHECK(tensor.dim() == dims, name, " has ", tensor.dim(), " dimensions; layout ", ringspan::name_of(layout),
                  " has ", dims);
 }
@@ -55,14 +55,14 @@ void check_same(const char* what, int64_t first, const char* second_name, int64_
                  "; they must be equal");
 }
 
-// Sizes of 4-D tensors: heads lie on axis 1 (BNSD) or 2 (BSND).
+// Sizes where heads have an axis of their own; the head dim is the last one.
 void read_heads(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, int64_t num_heads,
                 int64_t head_axis, Problem& problem) {
   check_same("the number of heads", query.size(head_axis), "num_heads", num_heads);
-  problem.qk_dim = query.size(3);
+  problem.qk_dim = query.size(-1);
   problem.kv_heads = key.size(head_axis);
-  problem.v_dim = value.size(3);
-  check_same("the head dim", problem.qk_dim, "key", key.size(3));
+  problem.v_dim = value.size(-1);
+  check_same("the head dim", problem.qk_dim, "key", key.size(-1));
   RINGSPAN_CHECK(value.size(head_axis) == problem.kv_heads, "the number of heads is ", problem.kv_heads, " in key and ",
                  value.size(head_axis), " in value; they must be equal");
 }
@@ -81,20 +81,21 @@ Sizes read_sizes_of(const at::Tensor& query, const at::Tensor& key, const at::Te
   }
   problem.scale = arguments.scale;
   problem.q_heads = num_heads;
-  const int64_t batch_axis = layout == Layout::kSBH ? 1 : 0;
-  const int64_t row_axis = layout == Layout::kSBH ? 0 : layout == Layout::kBNSD ? 2 : 1;
-  if (layout == Layout::kBNSD || layout == Layout::kBSND) {
-    read_heads(query, key, value, num_heads, layout == Layout::kBNSD ? 1 : 2, problem);
+  const Axes axes = axes_of(layout);
+  if (axes.head >= 0) {
+    read_heads(query, key, value, num_heads, axes.head, problem);
   } else {
     split_hidden(query, key, value, num_heads, problem);
   }
-  problem.batch = query.size(batch_axis);
-  check_same("the batch", problem.batch, "key", key.size(batch_axis));
-  check_same("the batch", problem.batch, "value", value.size(batch_axis));
-  sizes.q_rows = query.size(row_axis);
-  sizes.kv_rows = key.size(row_axis);
-  RINGSPAN_CHECK(value.size(row_axis) == sizes.kv_rows, "key has ", sizes.kv_rows, " rows and value ",
-                 value.size(row_axis), "; they must be equal");
+  if (axes.batch >= 0) {
+    problem.batch = query.size(axes.batch);
+    check_same("the batch", problem.batch, "key", key.size(axes.batch));
+    check_same("the batch", problem.batch, "value", value.size(axes.batch));
+  }
+  sizes.q_rows = query.size(axes.row);
+  sizes.kv_rows = key.size(axes.row);
+  RINGSPAN_CHECK(value.size(axes.row) == sizes.kv_rows, "key has ", sizes.kv_rows, " rows and value ",
+                 value.size(axes.row), "; they must be equal");
   return sizes;
 }
 
@@ -204,22 +205,25 @@ Fields describe_call(const Call& call, const CallArguments& arguments) {
     stream << std::setprecision(17) << what;
     return stream.str();
   };
-  return {{"batch", value(p.batch)},
-          {"q_heads", value(p.q_heads)},
-          {"kv_heads", value(p.kv_heads)},
-          {"qk_dim", value(p.qk_dim)},
-          {"v_dim", value(p.v_dim)},
-          {"dtype", ringspan::name_of(p.dtype)},
-          {"layout", ringspan::name_of(p.layout)},
-          {"scale", value(p.scale)},
-          {"q_len", value(p.q_len), rows(call.plan->q_rows)},
-          {"kv_len", value(p.kv_len), rows(call.plan->kv_rows)},
-          {"shard_map", text.q_map},
-          {"kv_shard_map", text.kv_map},
-          {"mask", text.mask},
-          {"sink", arguments.has_sink ? "given" : "none"},
-          {"schedule", ringspan::name_of(call.plan->schedule)},
-          {"exchange", name_of(call.exchange)}};
+  Fields fields = {{"batch", value(p.batch)},
+                   {"q_heads", value(p.q_heads)},
+                   {"kv_heads", value(p.kv_heads)},
+                   {"qk_dim", value(p.qk_dim)},
+                   {"v_dim", value(p.v_dim)},
+                   {"dtype", ringspan::name_of(p.dtype)},
+                   {"layout", ringspan::name_of(p.layout)},
+                   {"scale", value(p.scale)},
+                   {"q_len", value(p.q_len), rows(call.plan->q_rows)},
+                   {"kv_len", value(p.kv_len), rows(call.plan->kv_rows)},
+                   {"shard_map", text.q_map},
+                   {"kv_shard_map", text.kv_map},
+                   {"mask", text.mask},
+                   {"sink", arguments.has_sink ? "given" : "none"},
+                   {"schedule", ringspan::name_of(call.plan->schedule)},
+                   {"exchange", name_of(call.exchange)}};
+  const Fields pairs = describe(arguments.pairs);
+  fields.insert(fields.end(), pairs.begin(), pairs.end());
+  return fields;
 }
 
 Description description_of(at::IntArrayRef spec, at::TensorList tables, std::vector<at::Tensor>& kept) {

@@ -16,6 +16,7 @@
 #include "binding/agreement.h"
 #include "binding/decode.h"
 #include "binding/group.h"
+#include "binding/pair_arguments.h"
 
 namespace ringspan::binding {
 
@@ -33,6 +34,7 @@ struct CallArguments {
   bool assume_agreed = false;
   bool needs_grad = false;  // some rank-local input will ask for a backward
   bool has_sink = false;
+  PairArguments pairs{};
 };
 
 struct Call {

@@ -5,30 +5,48 @@
 #include <optional>
 #include <string>
 #include <tuple>
+#include <vector>
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/SymIntArrayRef.h>
 
 namespace ringspan::binding {
 
-// out, max, sum, lse, number of the call (int64 [1], 0 where nothing was agreed)
-using ForwardResult = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
-// dq, dk, dv, dsink (this rank's part, in the dtype of sink; empty [0] where there is none)
-using BackwardResult = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
+// The arguments that the public op and the inner ops share, apart from query, key and value.
+struct OpArguments {
+  std::optional<at::Tensor> sink, bias, attn_mask, slopes;
+  std::optional<at::Tensor> seed;  // int64 [1]
+  std::vector<c10::SymInt> spec;
+  std::vector<at::Tensor> tables;
+  double scale = 1;
+  std::string layout;
+  c10::SymInt num_heads = 1;
+  std::string group_name, schedule, exchange;
+  bool assume_agreed = false;
+  double softcap = 0, dropout_p = 0;
+  std::vector<c10::SymInt> places;
+};
+
+struct ForwardResult {
+  at::Tensor out, max, sum, lse;
+  at::Tensor call;  // int64 [2]: the call's number (0 where nothing was agreed), the seed that was used
+};
 
 ForwardResult call_attention_forward(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
-                                     const std::optional<at::Tensor>& sink, c10::SymIntArrayRef spec,
-                                     at::TensorList tables, double scale, const std::string& layout,
-                                     c10::SymInt num_heads, const std::string& group_name, const std::string& schedule,
-                                     const std::string& exchange, bool assume_agreed, bool needs_grad);
+                                     const OpArguments& arguments, bool needs_grad);
 
-BackwardResult call_attention_backward(const std::optional<at::Tensor>& grad_out,
-                                       const std::optional<at::Tensor>& grad_lse, const at::Tensor& query,
-                                       const at::Tensor& key, const at::Tensor& value,
-                                       const std::optional<at::Tensor>& sink, const at::Tensor& out,
-                                       const at::Tensor& lse, const at::Tensor& call_number, c10::SymIntArrayRef spec,
-                                       at::TensorList tables, double scale, const std::string& layout,
-                                       c10::SymInt num_heads, const std::string& group_name,
-                                       const std::string& schedule, const std::string& exchange, bool assume_agreed);
+struct BackwardResult {
+  at::Tensor query, key, value;
+  at::Tensor sink, bias;  // this rank's part, in the dtype of the input; [0] where there is none or nobody wants it
+};
+
+// What the forward gave, and what flows back into it.
+struct SavedResults {
+  at::Tensor out, lse, call;
+  std::optional<at::Tensor> grad_out, grad_lse;
+};
+
+BackwardResult call_attention_backward(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+                                       const OpArguments& arguments, const SavedResults& saved, bool wants_bias);
 
 }  // namespace ringspan::binding

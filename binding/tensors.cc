@@ -48,12 +48,24 @@ DType core_dtype(const char* name, const at::Tensor& tensor) {
   return *dtype;
 }
 
+Axes axes_of(Layout layout) {
+  switch (layout) {
+    case Layout::kBNSD: return {0, 1, 2, 4};
+    case Layout::kBSND: return {0, 2, 1, 4};
+    case Layout::kBSH: return {0, -1, 1, 3};
+    case Layout::kSBH: return {1, -1, 0, 3};
+    case Layout::kTND: return {-1, 1, 0, 3};
+  }
+  return {};
+}
+
 at::Tensor as_bnsd(const at::Tensor& tensor, Layout layout, int64_t heads) {
   switch (layout) {
     case Layout::kBNSD: return tensor;
     case Layout::kBSND: return tensor.transpose(1, 2);
     case Layout::kBSH: return tensor.unflatten(2, {heads, tensor.size(2) / heads}).transpose(1, 2);
     case Layout::kSBH: return tensor.unflatten(2, {heads, tensor.size(2) / heads}).permute({1, 2, 0, 3});
+    case Layout::kTND: return tensor.unsqueeze(0).transpose(1, 2);
   }
   return tensor;
 }
@@ -64,6 +76,7 @@ std::vector<int64_t> shape_in(Layout layout, int64_t batch, int64_t heads, int64
     case Layout::kBSND: return {batch, rows, heads, dim};
     case Layout::kBSH: return {batch, rows, heads * dim};
     case Layout::kSBH: return {rows, batch, heads * dim};
+    case Layout::kTND: return {rows, heads, dim};
   }
   return {};
 }

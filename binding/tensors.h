@@ -15,6 +15,12 @@ at::ScalarType torch_dtype(DType dtype);
 // Error naming the argument where its dtype is not offered.
 DType core_dtype(const char* name, const at::Tensor& tensor);
 
+// Where the axes of an activation lie; -1 = it has none (TND: no batch; BSH, SBH: heads and head dim share the last).
+struct Axes {
+  int64_t batch, head, row, dims;
+};
+Axes axes_of(Layout layout);
+
 // Shape of a [batch, heads, rows, dim] activation in `layout`.
 std::vector<int64_t> shape_in(Layout layout, int64_t batch, int64_t heads, int64_t rows, int64_t dim);
 // The [batch, heads, rows, dim] view of a tensor in `layout`.

@@ -31,8 +31,16 @@ ConstTensorView optional_stats(const at::Tensor& stats) {
   return stats.defined() ? const_view(stats) : ConstTensorView{};
 }
 
-Extras extras_of(const at::Tensor& sink) {
-  return {.sink = sink.defined() ? const_view(sink.view({1, -1, 1, 1})) : ConstTensorView{}};
+Extras extras_of(const at::Tensor& sink, const PairInputs& pairs) {
+  return {.sink = sink.defined() ? const_view(sink.view({1, -1, 1, 1})) : ConstTensorView{}, .pairs = pairs};
+}
+
+GradsView grads_of(const BackwardTensors& tensors) {
+  return {.dq = mutable_view(tensors.dq),
+          .dk = mutable_view(tensors.dk),
+          .dv = mutable_view(tensors.dv),
+          .dsink = tensors.dsink.defined() ? mutable_view(tensors.dsink.view({1, -1, 1, 1})) : TensorView{},
+          .dbias = tensors.dbias};
 }
 
 bool carries_gradients(std::span<const Transfer> transfers) {
@@ -46,7 +54,7 @@ TorchForward::TorchForward(const Call& call, const ForwardTensors& tensors, cons
       local_(
           *call.plan, const_view(tensors.q),
           {mutable_view(tensors.out), mutable_view(tensors.max), mutable_view(tensors.sum), mutable_view(tensors.lse)},
-          extras_of(tensors.sink), parallel) {}
+          extras_of(tensors.sink, tensors.pairs), parallel) {}
 
 void TorchForward::attend(const Step& step, bool begins, bool finishes) {
   const Pair kv = kv_->slot(step.kv_slot, step.kv_owner);
@@ -61,9 +69,8 @@ TorchBackward::TorchBackward(const Call& call, const BackwardTensors& tensors, c
       dkv_(std::make_unique<SlotRing>(part_, call.group.size > 1 ? make_exchange(call) : nullptr,
                                       torch_dtype(accumulator_of(call.problem().dtype)), home_)),
       local_(call.problem().scale, const_view(tensors.q), const_view(tensors.out), const_view(tensors.lse),
-             const_view(tensors.grad_out), optional_stats(tensors.grad_lse), mutable_view(tensors.dq),
-             extras_of(tensors.sink),
-             tensors.dsink.defined() ? mutable_view(tensors.dsink.view({1, -1, 1, 1})) : TensorView{}, parallel) {}
+             const_view(tensors.grad_out), optional_stats(tensors.grad_lse), grads_of(tensors),
+             extras_of(tensors.sink, tensors.pairs), parallel) {}
 
 void TorchBackward::post(std::span<const Transfer> transfers) {
   (carries_gradients(transfers) ? dkv_ : kv_)->post(transfers);

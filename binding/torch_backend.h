@@ -23,6 +23,7 @@ struct ForwardTensors {
   at::Tensor q, k, v;
   at::Tensor out, max, sum, lse;
   at::Tensor sink;  // [heads] in the accumulator type; may be undefined
+  PairInputs pairs{};
 };
 
 struct BackwardTensors {
@@ -31,6 +32,8 @@ struct BackwardTensors {
   at::Tensor grad_lse;  // may be undefined
   at::Tensor dq, dk, dv;
   at::Tensor sink, dsink;  // [heads] in the accumulator type; may be undefined, both
+  PairInputs pairs{};
+  TensorView dbias{};  // as in GradsView
 };
 
 class TorchForward {

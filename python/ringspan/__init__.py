@@ -11,6 +11,7 @@ from ringspan.errors import PeerError
 from ringspan.ledger import Ledger
 from ringspan.loss import masked_mean_loss
 from ringspan.masks import Mask, bands, causal, chunked, documents, full, prefix, window
+from ringspan.pairs import Alibi, alibi
 from ringspan.plan import Plan, RankPlan, plan
 from ringspan.rank_mesh import RankMesh, init_groups, rank_mesh
 from ringspan.shard_map import ShardMap
@@ -18,6 +19,7 @@ from ringspan.stats import Stats
 from ringspan.traffic import Traffic, count_traffic
 
 __all__ = [
+    "Alibi",
     "Ledger",
     "Mask",
     "PeerError",
@@ -27,6 +29,7 @@ __all__ = [
     "ShardMap",
     "Stats",
     "Traffic",
+    "alibi",
     "attention",
     "bands",
     "causal",

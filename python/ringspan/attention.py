@@ -9,7 +9,8 @@ from torch import Tensor
 
 from ringspan.call import Choices, check_choices, encode_local_call, read_sizes, resolve_scale
 from ringspan.group import Group, name_and_world, tell_peers
-from ringspan.masks import Full, Mask
+from ringspan.masks import Frame, Full, Mask
+from ringspan.pairs import PairChoices
 from ringspan.shard_map import ShardMap
 from ringspan.stats import Stats
 from ringspan.support import DTYPES, check_offered
@@ -43,13 +44,15 @@ def attention(
     exchange: str = "auto",
     return_stats: bool = False,
     assume_agreed: bool = False,
+    total_heads: int | None = None,
 ) -> Tensor | tuple[Tensor, Stats]:
     """Softmax attention of this rank's queries over the keys and values of all ranks of `group`.
 
     query [B, N, Sq, Dqk], key [B, Nkv, Skv, Dqk], value [B, Nkv, Skv, Dv] (layout BNSD) are this rank's shards; also
-    BSND, BSH and SBH (the last two need `num_heads`, the query heads). Nkv divides N. fp32, bf16, fp16 or fp64, alike;
-    under autocast the autocast dtype. Returns this rank's [B, N, Sq, Dv] in the same layout and dtype, with
-    `return_stats` also `Stats`. Differentiable in query, key, value and sink, once.
+    BSND, BSH and SBH (the last two need `num_heads`, the query heads), and TND, one batch entry without a batch axis.
+    Nkv divides N. fp32, bf16, fp16 or fp64, alike; under autocast the autocast dtype. Returns this rank's
+    [B, N, Sq, Dv] in the same layout and dtype, with `return_stats` also `Stats`. Differentiable once, in query, key,
+    value, sink, a float attn_mask and a bias tensor.
 
     mask: which pairs take part, by global positions (`causal()`, `window(...)`, ...).
     shard_map: who holds which positions; None = contiguous and equal: the whole sequence is the local length times the
@@ -57,30 +60,41 @@ def attention(
         ShardMap.contiguous(seq_len, world). kv_shard_map: the same for key and value; None = as `shard_map`.
     group: a ProcessGroup, a DeviceMesh of one axis, or None for one rank.
     scale: factor of q.k; None = 1/sqrt(Dqk).
+    softcap: scores become softcap * tanh(score / softcap), before masks and biases.
+    attn_mask: expands to [B, N, Sq, all keys]: rows are this rank's, in the order of the shard, columns are global
+        positions. Bool: True takes part. Float: added to the scores; -inf masks. Beside `mask`: both must keep a pair.
+    bias: `alibi(slopes)`, or a tensor like a float attn_mask. Gradients of masks and biases are this rank's part where
+        ranks share elements.
     sink: [N] fp32 (fp64 also with fp64 tensors), one logit per query head that joins every row's softmax as a key whose
         value is 0; -inf = none. The statistics include it. Its gradient is this rank's part: sum it over the group.
     exchange: how the ring posts its messages: "all_to_all" ("auto"), "p2p" or "all_gather".
     assume_agreed: skip the check that all ranks make the same call. A mismatch is then undefined.
-    offset, head_offset, batch_offset: where this call's dropout draws begin; without dropout they change nothing.
+    dropout_p: probability that a pair's weight becomes 0; the others are divided by 1 - dropout_p. Which pairs, depends
+        on seed, offset and the pair's global index alone (docs/dropout.md), on no split, schedule or number of threads.
+    seed: an int, an int64 tensor of one element (on the CPU), or None: drawn by PyTorch's default generator of group
+        rank 0. offset: further calls of one seed take another one.
+    head_offset, batch_offset, total_heads: the place of this call's heads and batch entries in an undivided call, so
+        that tensor-parallel and data-parallel ranks draw what that call would; total_heads None = up to the last here.
 
     Raises ValueError for a bad argument and NotImplementedError for one that is not offered (docs/python.md has the
     table), both before anything is sent and on every rank; PeerError for a lost or stalled peer.
     """
     group_name, world = name_and_world(group)
     try:
-        for name, given in (("attn_mask", attn_mask), ("bias", bias), ("softcap", softcap)):
-            check_offered(name, given)
-        check_offered("dropout_p", dropout_p)
-        check_offered("seed", seed)
-        for name, given in (("offset", offset), ("head_offset", head_offset), ("batch_offset", batch_offset)):
-            if not isinstance(given, int | torch.SymInt) or given < 0:
-                raise ValueError(f"{name} is {given!r}; give a whole number >= 0")
+        pairs = PairChoices(attn_mask, bias, softcap, dropout_p, seed, offset, head_offset, batch_offset, total_heads)
+        pairs.check()
         choices = Choices(mask, shard_map, kv_shard_map, layout, num_heads, scale, schedule, exchange)
         check_choices(choices)
         _check_tensors(query, key, value)
         sizes = read_sizes(query.shape, key.shape, value.shape, layout, num_heads)
         _check_sink(sink, query, sizes.q_heads)
         spec, tables = encode_local_call(sizes, choices, world)
+        frame = Frame(spec[3], spec[4], shard_map is not None)
+        changes = pairs.encode(sizes, frame, _dtype_of_call(query), query.device)
+        if assume_agreed and world > 1 and dropout_p > 0 and seed is None:
+            raise ValueError(
+                "assume_agreed=True and seed=None: each rank would draw its own dropout; give all one seed"
+            )
     except (ValueError, NotImplementedError) as error:
         if not assume_agreed:
             tell_peers(group_name, error)
@@ -99,8 +113,9 @@ def attention(
         schedule,
         exchange,
         assume_agreed,
+        **changes,
     )
-    return (out, Stats(row_max, row_sum, lse)) if return_stats else out
+    return (out, Stats.of(layout, row_max, row_sum, lse)) if return_stats else out
 
 
 def _check_tensors(query: Tensor, key: Tensor, value: Tensor) -> None:

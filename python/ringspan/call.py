@@ -18,7 +18,8 @@ from ringspan.support import EXCHANGES, LAYOUTS, SCHEDULES, check_offered
 
 SPEC_VERSION = 1
 MAX_HEAD_DIM = 768
-_AXES = {"BNSD": (0, 1, 2), "BSND": (0, 2, 1), "BSH": (0, None, 1), "SBH": (1, None, 0)}  # batch, heads, rows
+# Batch, heads, rows; None = the layout has no such axis.
+_AXES = {"BNSD": (0, 1, 2), "BSND": (0, 2, 1), "BSH": (0, None, 1), "SBH": (1, None, 0), "TND": (None, 1, 0)}
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,6 @@ class Choices:
 
 def check_choices(choices: Choices) -> None:
     """Raises ValueError for an argument that is wrong by itself, NotImplementedError for one not offered."""
-    check_offered("layout", choices.layout)
     if choices.layout not in LAYOUTS:
         raise ValueError(f"layout is {choices.layout!r}; give one of {', '.join(LAYOUTS)}")
     if not isinstance(choices.mask, Mask):
@@ -77,23 +77,24 @@ def read_sizes(
     """Takes the three shapes apart by `layout`. Raises ValueError, with both values, where they do not fit together."""
     batch_axis, head_axis, row_axis = _AXES[layout]
     shapes = {"query": query, "key": key, "value": value}
-    dims = 3 if head_axis is None else 4
     for name, shape in shapes.items():
-        if len(shape) != dims:
-            raise ValueError(f"{name} has {len(shape)} dimensions, but layout {layout} needs {dims}")
-        _check_equal("batch size", name, shape[batch_axis], query[batch_axis])
+        if len(shape) != len(layout):
+            raise ValueError(f"{name} has {len(shape)} dimensions, but layout {layout} needs {len(layout)}")
+        if batch_axis is not None:
+            _check_equal("batch size", name, shape[batch_axis], query[batch_axis])
     _check_equal("number of rows", "value", value[row_axis], key[row_axis], "key")
     if num_heads is not None and (isinstance(num_heads, bool) or not num_heads > 0):
         raise ValueError(f"num_heads is {num_heads!r}; give the number of query heads, at least 1")
     if head_axis is None:
         heads, dim, kv_heads, v_dim = _split_hidden(query[2], key[2], value[2], layout, num_heads)
     else:
-        heads, dim, kv_heads, v_dim = query[head_axis], query[3], key[head_axis], value[3]
-        _check_equal("head dim", "key", key[3], dim)
+        heads, dim, kv_heads, v_dim = query[head_axis], query[-1], key[head_axis], value[-1]
+        _check_equal("head dim", "key", key[-1], dim)
         _check_equal("number of heads", "value", value[head_axis], kv_heads, "key")
         if num_heads is not None and num_heads != heads:
             raise ValueError(f"num_heads is {num_heads}, but query has {heads} heads in layout {layout}; leave it out")
-    sizes = Sizes(query[batch_axis], heads, kv_heads, query[row_axis], key[row_axis], dim, v_dim)
+    batch = 1 if batch_axis is None else query[batch_axis]
+    sizes = Sizes(batch, heads, kv_heads, query[row_axis], key[row_axis], dim, v_dim)
     _check_positive(sizes)
     return sizes
 

@@ -63,7 +63,7 @@ class Causal(Mask):
 
     def encode(self, frame: Frame, tables: list[Tensor]) -> list[int]:
         """See `Mask.encode`."""
-        return [1, _corner("causal", self.align, frame)]
+        return [1, corner_of("causal", self.align, frame)]
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Window(Mask):
 
     def encode(self, frame: Frame, tables: list[Tensor]) -> list[int]:
         """See `Mask.encode`."""
-        return [2, self.left, self.right, _corner("window", self.align, frame)]
+        return [2, self.left, self.right, corner_of("window", self.align, frame)]
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class Chunked(Mask):
 
     def encode(self, frame: Frame, tables: list[Tensor]) -> list[int]:
         """See `Mask.encode`."""
-        return [3, self.size, _corner("chunked", self.align, frame)]
+        return [3, self.size, corner_of("chunked", self.align, frame)]
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class Prefix(Mask):
 
     def encode(self, frame: Frame, tables: list[Tensor]) -> list[int]:
         """See `Mask.encode`."""
-        return [4, _append(tables, self.lengths), _corner("prefix", self.align, frame)]
+        return [4, _append(tables, self.lengths), corner_of("prefix", self.align, frame)]
 
     def num_lists(self) -> int:
         """See `Mask.num_lists`."""
@@ -265,7 +265,8 @@ def _append(tables: list[Tensor], table: Tensor) -> int:
     return len(tables) - 1
 
 
-def _corner(name: str, align: str | None, frame: Frame) -> int:
+def corner_of(name: str, align: str | None, frame: Frame) -> int:
+    """The code of the corner that queries and keys share. ValueError where it is open."""
     if align is not None:
         return _CORNERS[align]
     if frame.q_len != frame.kv_len and not frame.has_positions:

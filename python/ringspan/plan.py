@@ -14,8 +14,9 @@ from ringspan.call import Choices, check_choices, encode_global_call, read_sizes
 from ringspan.group import Group, name_and_world
 from ringspan.ledger import Ledger
 from ringspan.masks import Full, Mask
+from ringspan.pairs import PairChoices
 from ringspan.shard_map import ShardMap
-from ringspan.support import DTYPES, check_offered
+from ringspan.support import DTYPES
 
 _FULL = Full()
 _DTYPE_NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.float64: "fp64"}
@@ -140,10 +141,8 @@ def plan(
     query, key, value: sizes of the *whole* sequences in `layout`, such as (1, 8, 4096, 64). The number of ranks comes
     from `world_size`, else from the map, else from `group`, else it is 1. Raises what `attention` raises.
     """
-    # A sink changes neither steps nor messages.
-    for name, given in (("attn_mask", attn_mask), ("bias", bias), ("softcap", softcap)):
-        check_offered(name, given)
-    check_offered("dropout_p", dropout_p)
+    # None of these changes steps or messages.
+    PairChoices(attn_mask, bias, softcap, dropout_p).check()
     choices = Choices(mask, shard_map, kv_shard_map, layout, num_heads, scale, schedule, exchange)
     check_choices(choices)
     if dtype not in _DTYPE_NAMES:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 class Stats(NamedTuple):
-    """Row statistics, each [B, N, Sq_local], fp32 (fp64 for fp64 inputs).
+    """Row statistics, each [B, N, Sq_local] (layout TND: [T_local, N]), fp32 (fp64 for fp64 inputs).
 
     A row that keeps nothing has max -inf, sum 0 and lse -inf. Only `lse` carries a gradient.
     """
@@ -16,3 +16,8 @@ class Stats(NamedTuple):
     max: Tensor
     sum: Tensor
     lse: Tensor
+
+    @classmethod
+    def of(cls, layout: str, *statistics: Tensor) -> Stats:
+        """From [B, N, Sq_local] to the order of `layout`."""
+        return cls(*(one[0].transpose(0, 1) if layout == "TND" else one for one in statistics))

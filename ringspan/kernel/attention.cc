@@ -7,6 +7,7 @@
 #include "ringspan/kernel/backward_call.h"
 #include "ringspan/kernel/call_support.h"
 #include "ringspan/kernel/forward_call.h"
+#include "ringspan/kernel/pair_checks.h"
 
 namespace ringspan {
 namespace {
@@ -39,6 +40,7 @@ std::array<int64_t, 4> out_size(const ConstTensorView& q, const ConstTensorView&
 
 void check_forward(const ForwardArgs& args) {
   check_inputs(args.q, args.k, args.v, args.scale);
+  kernel::check_pairs(args.pairs, args.q, args.tiles);
   const DType acc = accumulator_of(args.q.dtype);
   const bool state_is_absent = args.state.acc.data == nullptr && args.begin && args.finish;
   if (!state_is_absent) {
@@ -56,6 +58,7 @@ void check_forward(const ForwardArgs& args) {
 
 void check_backward(const BackwardArgs& args) {
   check_inputs(args.q, args.k, args.v, args.scale);
+  kernel::check_pairs(args.pairs, args.q, args.tiles);
   const DType acc = accumulator_of(args.q.dtype);
   check_view("dout", args.dout, out_size(args.q, args.v), args.q.dtype);
   check_view("lse", args.lse, stats_size(args.q), acc);
@@ -63,6 +66,11 @@ void check_backward(const BackwardArgs& args) {
   check_view("dq", args.dq, args.q.size, acc);
   check_view("dk", args.dk, args.k.size, acc);
   check_view("dv", args.dv, args.v.size, acc);
+  if (args.dbias.data == nullptr) return;
+  RINGSPAN_CHECK(args.pairs.bias.data != nullptr, "dbias is given without a bias");
+  check_view("dbias", args.dbias, args.pairs.bias.size, acc);
+  RINGSPAN_CHECK(args.dbias.stride[3] != 0 || args.dbias.size[3] <= 1, "dbias shares its ", args.dbias.size[3],
+                 " columns; give each its own");
 }
 
 }  // namespace

@@ -15,6 +15,7 @@
 
 #include "ringspan/base/parallel.h"
 #include "ringspan/kernel/isa.h"
+#include "ringspan/kernel/pair_inputs.h"
 #include "ringspan/kernel/workspace.h"
 #include "ringspan/mask/tile.h"
 #include "ringspan/softmax/softmax_state.h"
@@ -35,6 +36,8 @@ struct ForwardArgs {
   // One logit per query head, [1, N, 1, 1] in the accumulator type, that takes part in every row's softmax and has no
   // value; an empty view = none. Joins where the rows end, once, so max, sum and lse include it. Finite or -inf.
   ConstTensorView sink{};
+  // With dropout the state's acc is not divided by 1 - p yet; `output` is.
+  PairInputs pairs{};
 };
 
 // state += attention of the tiles. Returns the instruction set that ran.
@@ -51,6 +54,11 @@ struct BackwardArgs {
   bool dq_begin = true, dkv_begin = true;
   // Called once, by the calling thread, before dk and dv are first touched (their other parts may still be arriving).
   std::function<void()> before_accumulate;
+  PairInputs pairs{};
+  // [B, N, rows, columns] like pairs.bias, accumulator type, strides 0 where the bias is shared; always added to. An
+  // empty view = not wanted. Columns may not be shared. Where heads or batch entries share it, key/value heads run one
+  // after the other.
+  TensorView dbias{};
 };
 
 Isa attend_backward(const BackwardArgs& args, Workspace& workspace, const Parallel& parallel);

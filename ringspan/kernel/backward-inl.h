@@ -129,6 +129,7 @@ RINGSPAN_INLINE bool begin_tile(const BackwardWave& wave, BackwardBlock<C>& b, c
   for (int64_t r = b.row_begin / C::kRows * C::kRows; r < group_end; ++r) b.s.first[r] = b.s.last[r] = 0;
   kernel::fill_row_limits(*rows.tile, rows.row_begin, b.row_end - b.row_begin, {kv_begin, kv_end},
                           b.s.first + b.row_begin, b.s.last + b.row_begin);
+  if (wave.pairs.mask.data) trim_masked(b.pairs, b.row_begin, b.row_end, b.s.first, b.s.last);
   const int64_t col_begin = b.s.first[b.row_begin], col_end = b.s.last[b.row_end - 1];
   if (col_begin >= col_end) return false;
   b.group_begin = col_begin / C::kRows * C::kRows;
@@ -159,7 +160,9 @@ void backward_run(const BackwardWave& wave, const BackwardJob& job, Byte* memory
                      0,
                      0,
                      0,
-                     0};
+                     0,
+                     {wave.pairs.changes_scores || wave.pairs.drops ? &wave.pairs : nullptr, {}, batch, 0, 0, kv_begin},
+                     wave.dbias.data ? &wave.dbias : nullptr};
   Carver sums(reinterpret_cast<Byte*>(b.sums.dk));
   KvSums<C>(sums, qk, v, b.cols);
   __builtin_memset(b.sums.dk, 0, static_cast<std::size_t>(sums.bytes()));
@@ -170,6 +173,7 @@ void backward_run(const BackwardWave& wave, const BackwardJob& job, Byte* memory
   range.view = &wave.v;
   pack_columns<C>(s.v_columns, range, b.cols, s.rows);
   for (int64_t head = wave.head_begin; head < wave.head_end; ++head) {
+    b.pairs.head = kv_head * wave.heads_per_kv + head;
     for (int64_t i = 0; i < job.num_steps; ++i) {
       const BackwardStep& step = job.steps[i];
       b.q = query_block<C>(wave, job.group, head, step.q_block);
@@ -178,6 +182,8 @@ void backward_run(const BackwardWave& wave, const BackwardJob& job, Byte* memory
       const int64_t list = batch * wave.tiles.num_q_blocks + q_begin / kBackwardRows;
       bool my_turn = false;
       for (int64_t t = wave.tiles.start[list]; t < wave.tiles.start[list + 1]; ++t) {
+        b.pairs.place = kernel::place_of(*wave.tiles.rows[t].tile);
+        b.pairs.q_row = q_begin;
         if (!begin_tile(wave, b, wave.tiles.rows[t], q_begin, kv_begin)) continue;
         fill_scores(b);
         add_kv_sums(b);
@@ -233,7 +239,7 @@ void backward_write_kv(const BackwardWave& wave, int64_t group, int64_t kv_block
   for (int64_t r = 0; r < count; ++r) {
     gather_row<C>(row, sums.dk + r * C::kCols, qk.panels, panel_stride, dk_factor);
     write_row<C>(wave.dk, row_of(wave.dk, batch, kv_head, begin + r), row, wave.dkv_overwrite);
-    gather_row<C>(row, sums.dv + r * C::kCols, v.panels, panel_stride, Acc{1});
+    gather_row<C>(row, sums.dv + r * C::kCols, v.panels, panel_stride, static_cast<Acc>(wave.pairs.rescale));
     write_row<C>(wave.dv, row_of(wave.dv, batch, kv_head, begin + r), row, wave.dkv_overwrite);
   }
 }

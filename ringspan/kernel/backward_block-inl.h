@@ -8,7 +8,7 @@
 // Legend: as in backward-inl.h.
 #pragma once
 
-#include "ringspan/kernel/pack-inl.h"
+#include "ringspan/kernel/pairs-inl.h"
 
 namespace ringspan::RINGSPAN_ISA_NAMESPACE {
 
@@ -71,6 +71,9 @@ struct BackwardScratch {
   Word *p, *ds;   // [row or row pair][kGradStride]: a of P^T dO and dS^T Q
   Word* ds_rows;  // a of dS K; the same memory as ds for kPair = 1
   Acc* s;         // one register tile of P, kPair = 2 only
+  // PairInputs: changed scores, the cap's derivative and the draws of a row group; one register tile of dS.
+  Acc *scores, *cap, *tile;
+  uint32_t* keep;
   int32_t *first, *last;
   typename C::Row* rows;
 
@@ -82,6 +85,10 @@ struct BackwardScratch {
         ds(carver.take<Word>(kBackwardRows / C::kPair * kGradStride)),
         ds_rows(C::kPair == 1 ? ds : carver.take<Word>(kBackwardRows * kGradStride)),
         s(carver.take<Acc>(C::kRows * C::kCols)),
+        scores(carver.take<Acc>(C::kRows * kGradStride)),
+        cap(carver.take<Acc>(C::kRows * kGradStride)),
+        tile(carver.take<Acc>(C::kRows * C::kCols)),
+        keep(carver.take<uint32_t>(C::kRows * kGradStride)),
         first(carver.take<int32_t>(kBackwardRows)),
         last(carver.take<int32_t>(kBackwardRows)),
         rows(carver.take<typename C::Row>(kLanes<Word> * larger(qk.padded, v.padded))) {}
@@ -100,6 +107,12 @@ struct BackwardBlock {
   int64_t row_begin, row_end;      // rows of the tile inside the q block
   int64_t zero_begin, zero_end;    // columns that column groups will read
   int64_t group_begin, group_end;  // column groups
+  PairBlock pairs;
+  const kernel::RawView* dbias;  // null = not asked for
+
+  RINGSPAN_INLINE bool changes_gradients() const {
+    return pairs.drops() || dbias || (pairs.changes_scores() && pairs.rule->softcap != 0);
+  }
 };
 
 template <class C>
@@ -163,26 +176,87 @@ RINGSPAN_INLINE void store_column_pairs(const RegisterTile<C>& tile, uint32_t* r
 }
 #endif
 
-// P and dS of one row group and one panel of columns.
+// Before the panels of a row group: scores as PairInputs changes them, and its draws.
 template <class C>
-RINGSPAN_INLINE void grad_scores(const BackwardBlock<C>& b, const ColumnLimits<C>& limits, int64_t row, int64_t col,
-                                 bool masked) {
+void prepare_pairs(const BackwardBlock<C>& b, const ColumnLimits<C>& limits, int64_t row) {
+  if (b.pairs.changes_scores()) {
+    for (int64_t col = limits.begin; col < limits.end; col += C::kCols) {
+      RegisterTile<C> tile;
+      multiply_panel(tile, b.q.q_rows + row * C::kCols, b.s.k_columns + col * b.qk.words, b.qk);
+      tile.store_to(b.s.scores + col, kGradStride);
+    }
+  }
+  const PhiloxKey key(b.pairs.rule->seed, b.pairs.rule->offset);
+  for (int64_t r = 0; r < C::kRows; ++r) {
+    const int64_t first = limits.first[r], last = limits.last[r];
+    if (first >= last) continue;
+    const PairRow place = pair_row(b.pairs, row + r);
+    if (b.pairs.changes_scores()) {
+      change_scores<typename C::Acc>(*b.pairs.rule, place, b.s.scores + r * kGradStride, first, last,
+                                     C::kScaleOnPack ? 1 : b.factor, b.s.cap + r * kGradStride);
+    }
+    if (b.pairs.drops()) draw_row(key, *b.pairs.rule, place, b.s.keep + r * kGradStride, first, last);
+  }
+}
+
+// dS of a register tile where PairInputs has a part in it, from dP in the scratch `tile` and P. With dropout P loses
+// the dropped pairs here: dV sees it like that. (The register tile itself stays out of here: with its address taken,
+// the compiler would keep it in memory.)
+template <class C>
+void change_gradients(const BackwardBlock<C>& b, const ColumnLimits<C>& limits, int64_t row, int64_t col,
+                      typename C::Acc* p, int64_t p_stride, typename C::Acc* result, int64_t result_stride) {
+  using Acc = typename C::Acc;
+  const bool drops = b.pairs.drops(), caps = b.pairs.changes_scores() && b.pairs.rule->softcap != 0;
+  const auto rescale = static_cast<Acc>(b.pairs.rule->rescale);
+  for (int64_t r = 0; r < C::kRows; ++r) {
+    const Acc* dp_row = b.s.tile + r * C::kCols;
+    Acc* ds = result + r * result_stride;
+    Acc* weight = p + r * p_stride;
+    const Acc delta = b.q.delta[row + r];
+    const uint32_t* keep = b.s.keep + r * kGradStride + col;
+    RINGSPAN_UNROLL
+    for (int j = 0; j < C::kCols; j += kLanes<Acc>) {
+      const Vector<Acc> e = load(weight + j);
+      Vector<Acc> dp = load(dp_row + j) * rescale;
+      if (drops) {
+        const auto kept = kept_lanes<Acc>(keep + j);
+        dp = kept ? dp : Vector<Acc>{};
+        store(weight + j, kept ? e : Vector<Acc>{});
+      }
+      // Where nothing is kept, e is 0 and dP may be NaN.
+      store(ds + j, e == 0 ? Vector<Acc>{} : e * (dp - delta));
+    }
+    const int64_t begin = larger(limits.first[r], col), end = smaller(limits.last[r], col + C::kCols);
+    if (b.dbias && begin < end) add_bias_gradient<Acc>(*b.dbias, b.pairs, row + r, ds - col, begin, end);
+    if (!caps) continue;
+    const Acc* cap = b.s.cap + r * kGradStride + col;
+    for (int j = 0; j < C::kCols; j += kLanes<Acc>) {
+      const Vector<Acc> d = load(ds + j);
+      store(ds + j, d == 0 ? d : d * load(cap + j));
+    }
+  }
+}
+
+// P of one row group and one panel of columns, to `p`.
+template <class C>
+RINGSPAN_INLINE void fill_weights(const BackwardBlock<C>& b, const ColumnLimits<C>& limits, int64_t row, int64_t col,
+                                  bool masked, typename C::Acc* p, int64_t p_stride) {
   using Acc = typename C::Acc;
   constexpr int kLane = kLanes<Acc>;
   RegisterTile<C> tile;
-  Acc* p = b.s.s;
-  int64_t p_stride = C::kCols;
-  if constexpr (C::kPair == 1) {
-    p = b.s.p + row * kGradStride + col;
-    p_stride = kGradStride;
+  Acc factor = b.factor;
+  if (b.pairs.changes_scores()) {
+    tile.load_from(b.s.scores + col, kGradStride);
+    factor = 1;
+  } else {
+    multiply_panel(tile, b.q.q_rows + row * C::kCols, b.s.k_columns + col * b.qk.words, b.qk);
   }
-  multiply_panel(tile, b.q.q_rows + row * C::kCols, b.s.k_columns + col * b.qk.words, b.qk);
   RINGSPAN_UNROLL
   for (int r = 0; r < C::kRows; ++r) {
     RINGSPAN_UNROLL
     for (int j = 0; j < C::kVectors; ++j) {
       Vector<Acc> score = tile.v[r][j];
-      if constexpr (!C::kScaleOnPack) score *= b.factor;
+      if constexpr (!C::kScaleOnPack) score *= factor;
       Vector<Acc> e = exp(score - b.q.lse[row + r]);
       if (masked) e = keep_columns<Acc>(e, col + j * kLane, limits.first[r], limits.last[r]);
       tile.v[r][j] = e;
@@ -190,18 +264,45 @@ RINGSPAN_INLINE void grad_scores(const BackwardBlock<C>& b, const ColumnLimits<C
     }
   }
 #ifdef RINGSPAN_ISA_BF16_DOT
-  if constexpr (C::kPair == 2) store_row_pairs(tile, b.s.p + row / 2 * kGradStride + col);
+  if constexpr (C::kPair == 2) {
+    if (!b.pairs.drops()) store_row_pairs(tile, b.s.p + row / 2 * kGradStride + col);
+  }
 #endif
+}
+
+// dS of the same, to where dK and dQ read it; and P where dropout takes from it.
+template <class C>
+RINGSPAN_INLINE void fill_gradients(const BackwardBlock<C>& b, const ColumnLimits<C>& limits, int64_t row, int64_t col,
+                                    typename C::Acc* p, int64_t p_stride) {
+  using Acc = typename C::Acc;
+  constexpr int kLane = kLanes<Acc>;
+  RegisterTile<C> tile;
   multiply_panel(tile, b.q.dout_rows + row * C::kCols, b.s.v_columns + col * b.v.words, b.v);
-  RINGSPAN_UNROLL
-  for (int r = 0; r < C::kRows; ++r) {
+  if (b.changes_gradients()) {
+    tile.store_to(b.s.tile, C::kCols);
+    if constexpr (C::kPair == 1) {
+      change_gradients(b, limits, row, col, p, p_stride, b.s.ds + row * kGradStride + col, kGradStride);
+    }
+#ifdef RINGSPAN_ISA_BF16_DOT
+    if constexpr (C::kPair == 2) {
+      change_gradients(b, limits, row, col, p, p_stride, b.s.tile, C::kCols);
+      tile.load_from(b.s.tile, C::kCols);
+      RegisterTile<C> kept;
+      kept.load_from(p, p_stride);
+      store_row_pairs(kept, b.s.p + row / 2 * kGradStride + col);
+    }
+#endif
+  } else {
     RINGSPAN_UNROLL
-    for (int j = 0; j < C::kVectors; ++j) {
-      const Vector<Acc> e = load(p + r * p_stride + j * kLane);
-      // Not e * (...): dP may be NaN where nothing is kept.
-      const Vector<Acc> ds = e == 0 ? Vector<Acc>{} : e * (tile.v[r][j] - b.q.delta[row + r]);
-      tile.v[r][j] = ds;
-      if constexpr (C::kPair == 1) store(b.s.ds + (row + r) * kGradStride + col + j * kLane, ds);
+    for (int r = 0; r < C::kRows; ++r) {
+      RINGSPAN_UNROLL
+      for (int j = 0; j < C::kVectors; ++j) {
+        const Vector<Acc> e = load(p + r * p_stride + j * kLane);
+        // Not e * (...): dP may be NaN where nothing is kept.
+        const Vector<Acc> ds = e == 0 ? Vector<Acc>{} : e * (tile.v[r][j] - b.q.delta[row + r]);
+        tile.v[r][j] = ds;
+        if constexpr (C::kPair == 1) store(b.s.ds + (row + r) * kGradStride + col + j * kLane, ds);
+      }
     }
   }
 #ifdef RINGSPAN_ISA_BF16_DOT
@@ -210,6 +311,20 @@ RINGSPAN_INLINE void grad_scores(const BackwardBlock<C>& b, const ColumnLimits<C
     store_column_pairs(tile, b.s.ds_rows + row * kGradStride + col / 2);
   }
 #endif
+}
+
+// P and dS of one row group and one panel of columns.
+template <class C>
+RINGSPAN_INLINE void grad_scores(const BackwardBlock<C>& b, const ColumnLimits<C>& limits, int64_t row, int64_t col,
+                                 bool masked) {
+  typename C::Acc* p = b.s.s;
+  int64_t p_stride = C::kCols;
+  if constexpr (C::kPair == 1) {
+    p = b.s.p + row * kGradStride + col;
+    p_stride = kGradStride;
+  }
+  fill_weights(b, limits, row, col, masked, p, p_stride);
+  fill_gradients(b, limits, row, col, p, p_stride);
 }
 
 template <class C>
@@ -238,6 +353,7 @@ RINGSPAN_INLINE void fill_scores(const BackwardBlock<C>& b) {
       all_last = smaller(all_last, limits.last[r]);
     }
     clear_columns(b, row, b.zero_begin, limits.begin);
+    if (b.pairs.rule) prepare_pairs(b, limits, row);
     for (int64_t col = limits.begin; col < limits.end; col += C::kCols) {
       grad_scores(b, limits, row, col, col < all_first || col + C::kCols > all_last);
     }

@@ -42,6 +42,12 @@ class BackwardCall {
   int64_t num_query_units(const Span& span) const {
     return (span.group_end - span.group_begin) * (span.head_end - span.head_begin) * (span.q_end - span.q_begin);
   }
+  // Whether groups add to the same elements of dbias: then one wave holds one group. Inside a group an element belongs
+  // to one key/value block, and so to one job.
+  bool shares_bias() const {
+    const auto shared = [this](int axis) { return args_.dbias.size[axis] > 1 && args_.dbias.stride[axis] == 0; };
+    return args_.dbias.data != nullptr && (shared(0) || shared(1));
+  }
   int64_t num_kv_units(const Span& span) const {
     return (span.group_end - span.group_begin) * (span.kv_end - span.kv_begin);
   }
@@ -72,8 +78,8 @@ void BackwardCall::plan_spans() {
   const int64_t q_bytes = sizes_.q_block_bytes, kv_bytes = sizes_.kv_block_bytes;
   const int64_t group_bytes = heads_per_kv_ * q_blocks * q_bytes + kv_blocks_ * kv_bytes;
   if (group_bytes <= budget) {
-    const int64_t waves =
-        std::max<int64_t>(divide_up(groups, std::max<int64_t>(budget / std::max<int64_t>(group_bytes, 1), 1)), 1);
+    const int64_t most_groups = shares_bias() ? 1 : budget / std::max<int64_t>(group_bytes, 1);
+    const int64_t waves = std::max<int64_t>(divide_up(groups, std::max<int64_t>(most_groups, 1)), 1);
     const int64_t per_wave = divide_up(groups, waves);
     for (int64_t begin = 0; begin < groups; begin += per_wave) {
       spans_.push_back({begin, std::min(begin + per_wave, groups), 0, heads_per_kv_, 0, q_blocks, 0, kv_blocks_});
@@ -225,6 +231,8 @@ void BackwardCall::run(Workspace& workspace) {
   wave_.dq = raw_view(args_.dq);
   wave_.dk = raw_view(args_.dk);
   wave_.dv = raw_view(args_.dv);
+  wave_.pairs = pair_rule(args_.pairs);
+  wave_.dbias = raw_view(args_.dbias);
   wave_.scale = args_.scale;
   wave_.heads_per_kv = heads_per_kv_;
   wave_.kv_heads = kv_heads_;

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <atomic>
 
+#include "ringspan/base/philox.h"
+
 namespace ringspan::kernel {
 
 static_assert(static_cast<int>(Element::kF32) == static_cast<int>(DType::kF32));
@@ -20,6 +22,32 @@ RawView raw_view(const ConstTensorView& view) {
   return raw;
 }
 
+PairRule pair_rule(const PairInputs& pairs) {
+  PairRule rule{};
+  rule.changes_scores = pairs.changes_scores();
+  rule.drops = pairs.drops();
+  rule.softcap = pairs.softcap;
+  rule.bias = raw_view(pairs.bias);
+  rule.bias_factor = pairs.bias_factor;
+  rule.mask.data = reinterpret_cast<unsigned char*>(const_cast<std::byte*>(pairs.mask.data));
+  std::copy(pairs.mask.stride.begin(), pairs.mask.stride.end(), rule.mask.stride);
+  rule.mask_value = pairs.mask.masked_value;
+  rule.mask_by_grid = pairs.mask.rows_are_grids;
+  rule.slopes = raw_view(pairs.slopes);
+  rule.slope_shift = pairs.slope_shift;
+  rule.slope_of_root = pairs.slope_of_root;
+  rule.seed = pairs.dropout.seed;
+  rule.offset = pairs.dropout.offset;
+  rule.rescale = 1;
+  if (pairs.drops()) {
+    rule.threshold = keep_threshold(pairs.dropout.p);
+    rule.rescale = 1 / (1 - pairs.dropout.p);
+  }
+  rule.grids = pairs.grids.data();
+  rule.num_grids = static_cast<int64_t>(pairs.grids.size());
+  return rule;
+}
+
 ForwardWave forward_wave(const ForwardArgs& args) {
   ForwardWave wave{};
   wave.q = raw_view(args.q);
@@ -33,6 +61,7 @@ ForwardWave forward_wave(const ForwardArgs& args) {
   wave.out_sum = raw_view(args.output.sum);
   wave.out_lse = raw_view(args.output.lse);
   wave.sink = raw_view(args.sink);
+  wave.pairs = pair_rule(args.pairs);
   wave.scale = args.scale;
   wave.kv_heads = args.k.heads();
   wave.heads_per_kv = args.q.heads() / args.k.heads();

@@ -23,6 +23,7 @@ static_assert(kPackedBytes + kPartialBytes + kScratchBytes + kTableBytes <=
               static_cast<int64_t>(Workspace::kBudgetBytes));
 
 RawView raw_view(const ConstTensorView& view);
+PairRule pair_rule(const PairInputs& pairs);
 
 // The tensors and sizes of a call; everything else zero.
 ForwardWave forward_wave(const ForwardArgs& args);

@@ -10,6 +10,7 @@
 // Legend: as in forward-inl.h; row r = query head * q_len + query row, counted inside the group.
 #pragma once
 
+#include "ringspan/kernel/pairs-inl.h"
 #include "ringspan/kernel/state-inl.h"
 
 namespace ringspan::RINGSPAN_ISA_NAMESPACE {
@@ -139,8 +140,13 @@ RINGSPAN_INLINE void score_rows(const DecodeScratch<Acc>& s, int64_t rows, const
   }
 }
 
-// O of kRows rows = O alpha + p V over `keys`.
-template <class C, Element kElement, int kRows>
+template <class Acc, bool kKeptOnly>
+RINGSPAN_INLINE Vector<Acc> add_value(Acc p, Vector<Acc> v, Vector<Acc> sum) {
+  return kKeptOnly ? PlainCompute<Acc>::multiply_add_kept(p, v, sum) : PlainCompute<Acc>::multiply_add(p, v, sum);
+}
+
+// O of kRows rows = O alpha + p V over `keys`. kKeptOnly: as in micro-inl.h.
+template <class C, Element kElement, int kRows, bool kKeptOnly>
 RINGSPAN_INLINE void add_values(const typename C::Acc* p, const RowBlock& v, const KvRange& keys, typename C::Acc* o,
                                 int64_t o_stride, const typename C::Acc* alpha) {
   using Acc = typename C::Acc;
@@ -159,7 +165,9 @@ RINGSPAN_INLINE void add_values(const typename C::Acc* p, const RowBlock& v, con
         for (int i = 0; i < kPieces; ++i) {
           const Vector<Acc> x = load_element<Acc, kElement>(v.data + key * v.stride, d + i * kLanes<Acc>);
           RINGSPAN_UNROLL
-          for (int r = 0; r < kRows; ++r) sum[r][i] = p[r * kDecodeCols + key] * x + sum[r][i];
+          for (int r = 0; r < kRows; ++r) {
+            sum[r][i] = add_value<Acc, kKeptOnly>(p[r * kDecodeCols + key], x, sum[r][i]);
+          }
         }
       }
       RINGSPAN_UNROLL
@@ -172,7 +180,8 @@ RINGSPAN_INLINE void add_values(const typename C::Acc* p, const RowBlock& v, con
         for (int64_t i = d; i < v.dim; i += kLanes<Acc>) {
           Vector<Acc> sum = alpha[r] * load(o + r * o_stride + i);
           for (int64_t key = keys.begin; key < keys.end; ++key) {
-            sum = p[r * kDecodeCols + key] * load_element<Acc, kElement>(v.data + key * v.stride, i) + sum;
+            const Vector<Acc> x = load_element<Acc, kElement>(v.data + key * v.stride, i);
+            sum = add_value<Acc, kKeptOnly>(p[r * kDecodeCols + key], x, sum);
           }
           store(o + r * o_stride + i, sum);
         }
@@ -205,12 +214,30 @@ RINGSPAN_INLINE Acc weigh_keys(Acc* s, int64_t begin, int64_t end, Acc& m, Acc& 
   return alpha;
 }
 
+// What PairInputs does to the scores and to the weights of one row, query row `q` of head `head` of the group.
+template <class Acc>
+RINGSPAN_INLINE void change_keys(PairBlock pairs, int64_t head, int64_t q, Acc* s, int64_t begin, int64_t end) {
+  pairs.head += head;
+  if (pairs.changes_scores()) {
+    change_scores<Acc>(*pairs.rule, pair_row(pairs, q), s, begin, end, Acc{1}, nullptr);
+  }
+}
+template <class Acc>
+RINGSPAN_INLINE void drop_keys(PairBlock pairs, int64_t head, int64_t q, Acc* p, int64_t begin, int64_t end) {
+  pairs.head += head;
+  if (!pairs.drops()) return;
+  uint32_t keep[kDecodeCols];
+  draw_row(PhiloxKey(pairs.rule->seed, pairs.rule->offset), *pairs.rule, pair_row(pairs, q), keep, begin, end);
+  drop_weights<PlainCompute<Acc>>(p, keep, begin, end);
+}
+
 RINGSPAN_INLINE int64_t clip(int64_t at, int64_t count) { return smaller(larger(at, 0), count); }
 
-// Two rows that keep the same keys read V together.
-template <class C, Element kElement>
+// Two rows that keep the same keys read V together. `pairs`: of the query row 0 of the group's first head; null = none.
+template <class C, Element kElement, bool kPairs>
 RINGSPAN_INLINE void decode_block(const DecodeScratch<typename C::Acc>& s, const DecodeState<C>& state,
-                                  const RowBlock& k, const RowBlock& v, int64_t block_begin, int64_t count) {
+                                  const RowBlock& k, const RowBlock& v, int64_t block_begin, int64_t count,
+                                  const PairBlock* pairs, int64_t q_len) {
   using Acc = typename C::Acc;
   const int64_t rows = state.rows;
   score_rows<Acc, kElement>(s, rows, k, v, count);
@@ -222,13 +249,16 @@ RINGSPAN_INLINE void decode_block(const DecodeScratch<typename C::Acc>& s, const
     if (begin < end) {
       Acc alpha[2];
       for (int i = 0; i < (pair ? 2 : 1); ++i) {
-        alpha[i] = weigh_keys(s.s + (r + i) * kDecodeCols, begin, end, state.m[r + i], state.l[r + i]);
+        Acc* row = s.s + (r + i) * kDecodeCols;
+        if constexpr (kPairs) change_keys(*pairs, (r + i) / q_len, (r + i) % q_len, row, begin, end);
+        alpha[i] = weigh_keys(row, begin, end, state.m[r + i], state.l[r + i]);
+        if constexpr (kPairs) drop_keys(*pairs, (r + i) / q_len, (r + i) % q_len, row, begin, end);
       }
       Acc* o = state.o + r * o_stride;
       if (pair) {
-        add_values<C, kElement, 2>(s.s + r * kDecodeCols, v, {begin, end}, o, o_stride, alpha);
+        add_values<C, kElement, 2, kPairs>(s.s + r * kDecodeCols, v, {begin, end}, o, o_stride, alpha);
       } else {
-        add_values<C, kElement, 1>(s.s + r * kDecodeCols, v, {begin, end}, o, o_stride, alpha);
+        add_values<C, kElement, 1, kPairs>(s.s + r * kDecodeCols, v, {begin, end}, o, o_stride, alpha);
       }
     }
     r += pair ? 2 : 1;
@@ -252,30 +282,31 @@ RINGSPAN_INLINE RowBlock fetch_rows(const RawView& view, const RowPlace& first, 
   return {reinterpret_cast<const Byte*>(buffer), padded * static_cast<int64_t>(sizeof(Acc)), padded};
 }
 
-template <class C>
+template <class C, bool kPairs>
 RINGSPAN_INLINE void decode_rows(const ForwardWave& wave, const DecodeJob& job, const DecodeScratch<typename C::Acc>& s,
-                                 const DecodeState<C>& state, int64_t row, int64_t count) {
+                                 const DecodeState<C>& state, int64_t row, int64_t count, const PairBlock* pairs) {
   using Acc = typename C::Acc;
-  const int64_t block_begin = row - job.kv_begin;
+  const int64_t block_begin = row - job.kv_begin, q_len = wave.tiles.q_len;
   if (readable_in_place<Acc>(wave.k) && readable_in_place<Acc>(wave.v)) {
     const RowBlock k = rows_in_place(wave.k, job.batch, job.kv_head, row);
     const RowBlock v = rows_in_place(wave.v, job.batch, job.kv_head, row);
     if constexpr (sizeof(Acc) == 8) {
-      return decode_block<C, Element::kF64>(s, state, k, v, block_begin, count);
+      return decode_block<C, Element::kF64, kPairs>(s, state, k, v, block_begin, count, pairs, q_len);
     } else {
       if (wave.k.element == Element::kBF16) {
-        return decode_block<C, Element::kBF16>(s, state, k, v, block_begin, count);
+        return decode_block<C, Element::kBF16, kPairs>(s, state, k, v, block_begin, count, pairs, q_len);
       }
       if (wave.k.element == Element::kF16) {
-        return decode_block<C, Element::kF16>(s, state, k, v, block_begin, count);
+        return decode_block<C, Element::kF16, kPairs>(s, state, k, v, block_begin, count, pairs, q_len);
       }
-      return decode_block<C, Element::kF32>(s, state, k, v, block_begin, count);
+      return decode_block<C, Element::kF32, kPairs>(s, state, k, v, block_begin, count, pairs, q_len);
     }
   }
   const RowPlace first{job.batch, job.kv_head, row};
   const RowBlock k = fetch_rows(wave.k, first, count, s.k, s.qk_padded);
   const RowBlock v = fetch_rows(wave.v, first, count, s.v, s.v_padded);
-  decode_block<C, sizeof(Acc) == 8 ? Element::kF64 : Element::kF32>(s, state, k, v, block_begin, count);
+  constexpr Element kWide = sizeof(Acc) == 8 ? Element::kF64 : Element::kF32;
+  decode_block<C, kWide, kPairs>(s, state, k, v, block_begin, count, pairs, q_len);
 }
 
 // Limits of all rows of the group in one tile; rows outside it keep nothing.
@@ -317,8 +348,16 @@ void decode_run(const ForwardWave& wave, const DecodeJob& job, Byte* memory) {
     const int64_t begin = larger(tile.col_begin, job.kv_begin), end = smaller(tile.col_end, job.kv_end);
     if (begin >= end) continue;
     fill_group_limits(wave, job, tile, s);
+    if (!wave.pairs.changes_scores && !wave.pairs.drops) {
+      for (int64_t row = begin; row < end; row += kDecodeCols) {
+        decode_rows<C, false>(wave, job, s, state, row, smaller(kDecodeCols, end - row), nullptr);
+      }
+      continue;
+    }
+    PairBlock pairs{&wave.pairs, kernel::place_of(*tile.tile), job.batch, job.kv_head * wave.heads_per_kv, 0, 0};
     for (int64_t row = begin; row < end; row += kDecodeCols) {
-      decode_rows(wave, job, s, state, row, smaller(kDecodeCols, end - row));
+      pairs.kv_row = row;
+      decode_rows<C, true>(wave, job, s, state, row, smaller(kDecodeCols, end - row), &pairs);
     }
   }
 }

@@ -10,6 +10,7 @@
 // columns that a row keeps, relative to the block of keys.
 #pragma once
 
+#include "ringspan/kernel/pairs-inl.h"
 #include "ringspan/kernel/state-inl.h"
 
 namespace ringspan::RINGSPAN_ISA_NAMESPACE {
@@ -130,10 +131,11 @@ struct GroupBlock {
   const typename C::Word *q, *k, *v;  // of the group; of the block
   int64_t words, word_panels, v_panels;
   int64_t v_panel_stride;
-  typename C::Acc factor;      // scores are multiplied by it (kScaleOnPack: they already are)
+  typename C::Acc factor;      // scores are multiplied by it (kScaleOnPack or changed scores: they already are)
   int64_t col_begin, col_end;  // whole panels that some row keeps a part of
   int64_t used_end;            // end of the last kept column
   int64_t first[C::kRows], last[C::kRows];
+  PairBlock pairs;
 };
 
 template <class C>
@@ -147,6 +149,27 @@ RINGSPAN_INLINE void score_group(const GroupBlock<C>& g, typename C::Acc* s) {
                                    smaller(C::kCols, g.words - panel * C::kCols));
     }
     tile.store_to(s + col, kScoreStride);
+  }
+}
+
+// What PairInputs does to the scores of the group, from row `row` of the block on.
+template <class C>
+void change_group(const GroupBlock<C>& g, int64_t row, typename C::Acc factor, typename C::Acc* s) {
+  for (int64_t r = 0; r < C::kRows; ++r) {
+    if (g.first[r] >= g.last[r]) continue;
+    change_scores<typename C::Acc>(*g.pairs.rule, pair_row(g.pairs, row + r), s + r * kScoreStride, g.first[r],
+                                   g.last[r], factor, nullptr);
+  }
+}
+
+template <class C>
+void drop_group(const GroupBlock<C>& g, int64_t row, typename C::Word* p) {
+  uint32_t keep[kMaxForwardCols];
+  const PhiloxKey key(g.pairs.rule->seed, g.pairs.rule->offset);
+  for (int64_t r = 0; r < C::kRows; ++r) {
+    if (g.first[r] >= g.last[r]) continue;
+    draw_row(key, *g.pairs.rule, pair_row(g.pairs, row + r), keep, g.first[r], g.last[r]);
+    drop_weights<C>(p + r * kScoreStride, keep, g.first[r], g.last[r]);
   }
 }
 
@@ -265,7 +288,7 @@ RINGSPAN_INLINE bool clip_group(GroupBlock<C>& g, const int32_t* first, const in
 // All row groups of `rows` against one packed block. Rows outside the tile have empty limits.
 template <class C>
 void attend_block(const ForwardWave& wave, const ForwardScratch<C>& s, int64_t index, int64_t row_begin,
-                  int64_t row_end, int64_t block_begin) {
+                  int64_t row_end, int64_t block_begin, const PairBlock& pairs) {
   const PackedDims<C> qk(wave.q.dim), v(wave.v.dim);
   GroupBlock<C> g;
   g.k = reinterpret_cast<const typename C::Word*>(wave.packed_k + index * wave.sizes.k_block_bytes);
@@ -274,13 +297,17 @@ void attend_block(const ForwardWave& wave, const ForwardScratch<C>& s, int64_t i
   g.word_panels = qk.word_panels;
   g.v_panels = v.panels;
   g.v_panel_stride = wave.sizes.block_kv / C::kPair * C::kCols;
-  g.factor = static_cast<typename C::Acc>(__builtin_fabs(wave.scale));
+  const auto factor = static_cast<typename C::Acc>(__builtin_fabs(wave.scale));
+  g.factor = pairs.changes_scores() ? 1 : factor;
+  g.pairs = pairs;
   typename C::Acc alpha[64 / sizeof(typename C::Acc) + C::kRows];
   for (int64_t row = row_begin / C::kRows * C::kRows; row < row_end; row += C::kRows) {
     if (!clip_group(g, s.first + row, s.last + row, block_begin, wave.sizes.block_kv)) continue;
     g.q = s.q + row * C::kCols;
     score_group(g, s.s);
+    if (pairs.changes_scores()) change_group(g, row, C::kScaleOnPack ? 1 : factor, s.s);
     const bool rescale = softmax_group(g, s.s, s.p, s.state.m + row, s.state.l + row, alpha);
+    if (pairs.drops()) drop_group(g, row, s.p);
     typename C::Acc* o = s.state.o + row * C::kCols;
     if (wave.v_nonfinite[index]) {
       accumulate_group<C, true>(g, s.p, o, alpha, rescale);
@@ -323,10 +350,13 @@ RINGSPAN_INLINE void attend_tile(const ForwardWave& wave, const ForwardJob& job,
   kernel::fill_row_limits(*rows.tile, rows.row_begin, row_end - row_begin, {job.kv_begin, job.kv_end},
                           s.first + row_begin, s.last + row_begin);
   const int64_t block_end = ceil_div(col_end - wave.kv_begin, block_kv);
+  PairBlock pairs{&wave.pairs, kernel::place_of(*rows.tile), job.batch, job.head, q_begin, job.kv_begin};
+  if (wave.pairs.mask.data) trim_masked(pairs, row_begin, row_end, s.first, s.last);
   for (int64_t block = (col_begin - wave.kv_begin) / block_kv; block < block_end; ++block) {
+    pairs.kv_row = wave.kv_begin + block * block_kv;
     // Limits count from the first key of the job.
-    const int64_t block_begin = wave.kv_begin + block * block_kv - job.kv_begin;
-    attend_block(wave, s, group * wave.blocks_per_group + block, row_begin, row_end, block_begin);
+    const int64_t block_begin = pairs.kv_row - job.kv_begin;
+    attend_block(wave, s, group * wave.blocks_per_group + block, row_begin, row_end, block_begin, pairs);
   }
 }
 

@@ -10,6 +10,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "ringspan/kernel/pair_grid.h"
+
 namespace ringspan {
 
 struct Tile;
@@ -51,6 +53,31 @@ struct KvRange {
 // [0, kv.end - kv.begin]. Both ends never move left from row to row. Not inline on purpose.
 void fill_row_limits(const Tile& tile, int64_t row, int64_t count, KvRange kv, int32_t* first, int32_t* last) noexcept;
 
+// Where a tile's rows and columns lie, see tile.h.
+struct TilePlace {
+  int64_t q_row0, q_pos0, q_stride;
+  int64_t kv_row0, kv_pos0, kv_stride;
+};
+TilePlace place_of(const Tile& tile) noexcept;
+
+// PairInputs as kernels read them.
+struct PairRule {
+  int32_t changes_scores, drops;
+  double softcap;
+  RawView bias;
+  double bias_factor;
+  RawView mask;  // bytes; `element` means nothing
+  int32_t mask_value, mask_by_grid;
+  RawView slopes;
+  int64_t slope_shift;
+  int32_t slope_of_root;
+  uint32_t threshold;  // a draw below it keeps its pair
+  uint64_t seed, offset;
+  double rescale;  // 1 / (1 - p); 1 without dropout
+  const PairGrid* grids;
+  int64_t num_grids;
+};
+
 // ---------------------------------------------------------------------------------------------------------- forward
 
 struct ForwardSizes {
@@ -79,6 +106,7 @@ struct ForwardWave {
   RawView state_max, state_sum, state_acc;  // the running state
   RawView out, out_max, out_sum, out_lse;
   RawView sink;  // one value per head; absent = none. Joins where the rows end.
+  PairRule pairs;
   double scale;
   int64_t heads_per_kv, kv_heads;
   int64_t first_group;       // group = batch entry * kv_heads + kv head
@@ -137,6 +165,8 @@ struct BackwardJob {
 struct BackwardWave {
   RawView q, k, v, dout, lse, delta;
   RawView dq, dk, dv;
+  PairRule pairs;
+  RawView dbias;  // added to; absent = not asked for
   double scale;
   int64_t heads_per_kv, kv_heads;
   int64_t first_group;

@@ -2,8 +2,8 @@
 // contract, not even kept_columns(): whether a pair is kept is asked anew for each pair.
 //
 //   forward    s = scale q.k      m = max s      l = sum e^(s-m)      acc = sum e^(s-m) v
-//   backward   P = e^(s-lse)      dP = dout.v    dS = P (dP - delta)
-//              dv += P dout       dq += scale dS k                    dk += scale dS q
+//   backward   P = e^(s-lse)      dP = M dout.v    dS = P (dP - delta)     (M, and what else enters s: pair_inputs.h)
+//              dv += M P dout     dq += scale dS k                      dk += scale dS q
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -12,6 +12,7 @@
 #include <span>
 #include <vector>
 
+#include "ringspan/base/philox.h"
 #include "ringspan/kernel/attention.h"
 
 namespace ringspan {
@@ -54,28 +55,85 @@ Dense load_all(const ConstTensorView& view) {
   return dense;
 }
 
-// Calls pair(b, q_head, kv_head, q_row, kv_row) for each kept pair of the tiles.
-template <class Pair>
-void for_each_pair(std::span<const Tile> tiles, int64_t q_heads, int64_t kv_heads, const Pair& pair) {
+// A pair: its place in the tensors, and its global positions.
+struct Pair {
+  int64_t b, n, kv_head, i, j;
+  int64_t q_pos, kv_pos;
+};
+
+// Calls pair(...) for each kept pair of the tiles.
+template <class Body>
+void for_each_pair(std::span<const Tile> tiles, int64_t q_heads, int64_t kv_heads, const Body& body) {
   for (const Tile& tile : tiles) {
     for (int64_t n = 0; n < q_heads; ++n) {
       const int64_t kv_head = n / (q_heads / kv_heads);
       for (int64_t a = 0; a < tile.q_rows; ++a) {
         for (int64_t c = 0; c < tile.kv_rows; ++c) {
-          const int64_t diagonal = (tile.kv_pos0 + c * tile.kv_stride) - (tile.q_pos0 + a * tile.q_stride);
-          if (diagonal < tile.lo || diagonal > tile.hi) continue;
-          pair(tile.batch, n, kv_head, tile.q_row0 + a, tile.kv_row0 + c);
+          const int64_t q_pos = tile.q_pos0 + a * tile.q_stride, kv_pos = tile.kv_pos0 + c * tile.kv_stride;
+          if (kv_pos - q_pos < tile.lo || kv_pos - q_pos > tile.hi) continue;
+          body(Pair{tile.batch, n, kv_head, tile.q_row0 + a, tile.kv_row0 + c, q_pos, kv_pos});
         }
       }
     }
   }
 }
 
-double scaled_score(const ConstTensorView& q, const ConstTensorView& k, double scale, int64_t b, int64_t n,
-                    int64_t kv_head, int64_t i, int64_t j) {
+const PairGrid& grid_of(const PairInputs& inputs, const Pair& pair) {
+  std::size_t last = 0;
+  while (last + 1 < inputs.grids.size() && inputs.grids[last + 1].q_begin <= pair.q_pos) ++last;
+  return inputs.grids[last];
+}
+
+bool is_masked(const PairInputs& inputs, const Pair& pair) {
+  const ByteMaskView& mask = inputs.mask;
+  if (mask.data == nullptr) return false;
+  int64_t row = pair.i, column = pair.kv_pos;
+  if (mask.rows_are_grids) {
+    const PairGrid& grid = grid_of(inputs, pair);
+    row = pair.q_pos - grid.q_begin;
+    column = pair.kv_pos - grid.kv_begin;
+  }
+  const int64_t at = pair.b * mask.stride[0] + pair.n * mask.stride[1] + row * mask.stride[2] + column * mask.stride[3];
+  return (mask.data[at] != std::byte{0}) == mask.masked_value;
+}
+
+bool is_dropped(const PairInputs& inputs, const Pair& pair) {
+  if (!inputs.drops()) return false;
+  const PairGrid& grid = grid_of(inputs, pair);
+  const uint64_t index = grid.origin + static_cast<uint64_t>(pair.b) * grid.batch_stride +
+                         static_cast<uint64_t>(pair.n) * grid.head_stride +
+                         static_cast<uint64_t>(pair.q_pos - grid.q_begin) * grid.row_stride +
+                         static_cast<uint64_t>(pair.kv_pos - grid.kv_begin);
+  return draw_of_pair(inputs.dropout.seed, inputs.dropout.offset, index) >= keep_threshold(inputs.dropout.p);
+}
+
+double slope_part(const PairInputs& inputs, const Pair& pair) {
+  if (inputs.slopes.data == nullptr) return 0;
+  const PairGrid& grid = grid_of(inputs, pair);
+  const double distance =
+      std::abs(static_cast<double>((pair.kv_pos - grid.kv_begin) - (pair.q_pos - grid.q_begin) + inputs.slope_shift));
+  return -load(inputs.slopes, pair.b, pair.n, 0) * (inputs.slope_of_root ? std::sqrt(distance) : distance);
+}
+
+struct Score {
+  double value;       // -inf: the pair takes no part
+  double derivative;  // of the value by scale q.k
+};
+
+Score score_of(const ConstTensorView& q, const ConstTensorView& k, double scale, const PairInputs& inputs,
+               const Pair& pair) {
+  const double bias = inputs.bias.data == nullptr ? 0 : load(inputs.bias, pair.b, pair.n, pair.i, pair.kv_pos);
+  if (bias == -kInfinity || is_masked(inputs, pair)) return {-kInfinity, 0};
   double dot = 0;
-  for (int64_t d = 0; d < q.dim(); ++d) dot += load(q, b, n, i, d) * load(k, b, kv_head, j, d);
-  return scale * dot;
+  for (int64_t d = 0; d < q.dim(); ++d)
+    dot += load(q, pair.b, pair.n, pair.i, d) * load(k, pair.b, pair.kv_head, pair.j, d);
+  Score score{scale * dot, 1};
+  if (inputs.softcap != 0) {
+    const double t = std::tanh(score.value / inputs.softcap);
+    score = {inputs.softcap * t, 1 - t * t};
+  }
+  score.value += inputs.bias_factor * bias + slope_part(inputs, pair);
+  return score;
 }
 
 struct DenseState {
@@ -91,8 +149,8 @@ DenseState initial_state(const ForwardArgs& args) {
   return state;
 }
 
-// A score of -inf adds nothing, and must not meet a maximum of -inf: their difference is NaN.
-void add_pair(double score, const ConstTensorView& v, int64_t b, int64_t kv_head, int64_t j, double* m, double* l,
+// A score of -inf adds nothing, and must not meet a maximum of -inf: their difference is NaN. `value`: the factor of v.
+void add_pair(double score, double value, const ConstTensorView& v, const Pair& pair, double* m, double* l,
               double* acc) {
   if (score == -kInfinity) return;
   if (score > *m) {
@@ -103,7 +161,8 @@ void add_pair(double score, const ConstTensorView& v, int64_t b, int64_t kv_head
   }
   const double weight = std::exp(score - *m);
   *l += weight;
-  for (int64_t d = 0; d < v.dim(); ++d) acc[d] += weight * load(v, b, kv_head, j, d);
+  if (value == 0) return;
+  for (int64_t d = 0; d < v.dim(); ++d) acc[d] += value * weight * load(v, pair.b, pair.kv_head, pair.j, d);
 }
 
 void write_state(DenseState& state, const SoftmaxState& to) {
@@ -130,7 +189,7 @@ void add_sinks(const ConstTensorView& sink, DenseState& state) {
   });
 }
 
-void write_output(DenseState& state, const OutputView& output) {
+void write_output(DenseState& state, double rescale, const OutputView& output) {
   for_each_element(state.acc.size, [&](int64_t b, int64_t n, int64_t s, int64_t d) {
     const double m = state.max.at(b, n, s);
     const double l = state.sum.at(b, n, s);
@@ -140,7 +199,7 @@ void write_output(DenseState& state, const OutputView& output) {
       store(output.sum, b, n, s, 0, l);
       store(output.lse, b, n, s, 0, empty ? -kInfinity : m + std::log(l));
     }
-    store(output.out, b, n, s, d, empty ? 0.0 : state.acc.at(b, n, s, d) / l);
+    store(output.out, b, n, s, d, empty ? 0.0 : rescale * state.acc.at(b, n, s, d) / l);
   });
 }
 
@@ -151,22 +210,33 @@ void write_gradient(Dense& gradient, bool begin, const TensorView& to) {
   });
 }
 
+double rescale_of(const PairInputs& inputs) { return inputs.drops() ? 1 / (1 - inputs.dropout.p) : 1; }
+
 struct DenseGradients {
   Dense dq, dk, dv;
 };
 
-void add_pair_gradient(const BackwardArgs& args, int64_t b, int64_t n, int64_t kv_head, int64_t i, int64_t j,
-                       DenseGradients* gradients) {
+void add_pair_gradient(const BackwardArgs& args, const Pair& pair, DenseGradients* gradients) {
+  const auto [b, n, kv_head, i, j, q_pos, kv_pos] = pair;
   const double lse = load(args.lse, b, n, i);
   if (lse == -kInfinity) return;  // the empty row
-  const double p = std::exp(scaled_score(args.q, args.k, args.scale, b, n, kv_head, i, j) - lse);
+  const Score score = score_of(args.q, args.k, args.scale, args.pairs, pair);
+  if (score.value == -kInfinity) return;
+  const double p = std::exp(score.value - lse);
+  const double kept = is_dropped(args.pairs, pair) ? 0 : rescale_of(args.pairs);
   double dp = 0;
-  for (int64_t d = 0; d < args.v.dim(); ++d) dp += load(args.dout, b, n, i, d) * load(args.v, b, kv_head, j, d);
-  const double ds = args.scale * p * (dp - load(args.delta, b, n, i));
-  for (int64_t d = 0; d < args.v.dim(); ++d) gradients->dv.at(b, kv_head, j, d) += p * load(args.dout, b, n, i, d);
+  for (int64_t d = 0; d < args.v.dim() && kept != 0; ++d) {
+    dp += kept * load(args.dout, b, n, i, d) * load(args.v, b, kv_head, j, d);
+    gradients->dv.at(b, kv_head, j, d) += kept * p * load(args.dout, b, n, i, d);
+  }
+  const double ds = p * (dp - load(args.delta, b, n, i));
+  if (args.dbias.data != nullptr) {
+    store(args.dbias, b, n, i, kv_pos, load(args.dbias, b, n, i, kv_pos) + args.pairs.bias_factor * ds);
+  }
+  const double dot = args.scale * ds * score.derivative;
   for (int64_t d = 0; d < args.q.dim(); ++d) {
-    gradients->dq.at(b, n, i, d) += ds * load(args.k, b, kv_head, j, d);
-    gradients->dk.at(b, kv_head, j, d) += ds * load(args.q, b, n, i, d);
+    gradients->dq.at(b, n, i, d) += dot * load(args.k, b, kv_head, j, d);
+    gradients->dk.at(b, kv_head, j, d) += dot * load(args.q, b, n, i, d);
   }
 }
 
@@ -174,14 +244,15 @@ void add_pair_gradient(const BackwardArgs& args, int64_t b, int64_t n, int64_t k
 
 void attend_reference(const ForwardArgs& args) {
   DenseState state = initial_state(args);
-  for_each_pair(
-      args.tiles, args.q.heads(), args.k.heads(), [&](int64_t b, int64_t n, int64_t kv_head, int64_t i, int64_t j) {
-        const double score = scaled_score(args.q, args.k, args.scale, b, n, kv_head, i, j);
-        add_pair(score, args.v, b, kv_head, j, &state.max.at(b, n, i), &state.sum.at(b, n, i), state.acc.row(b, n, i));
-      });
+  for_each_pair(args.tiles, args.q.heads(), args.k.heads(), [&](const Pair& pair) {
+    const auto [b, n, kv_head, i, j, q_pos, kv_pos] = pair;
+    const double score = score_of(args.q, args.k, args.scale, args.pairs, pair).value;
+    add_pair(score, is_dropped(args.pairs, pair) ? 0 : 1, args.v, pair, &state.max.at(b, n, i), &state.sum.at(b, n, i),
+             state.acc.row(b, n, i));
+  });
   if (args.finish) {
     add_sinks(args.sink, state);
-    write_output(state, args.output);
+    write_output(state, rescale_of(args.pairs), args.output);
   } else {
     write_state(state, args.state);
   }
@@ -190,9 +261,7 @@ void attend_reference(const ForwardArgs& args) {
 void attend_backward_reference(const BackwardArgs& args) {
   DenseGradients gradients{Dense(args.q.size), Dense(args.k.size), Dense(args.v.size)};
   for_each_pair(args.tiles, args.q.heads(), args.k.heads(),
-                [&](int64_t b, int64_t n, int64_t kv_head, int64_t i, int64_t j) {
-                  add_pair_gradient(args, b, n, kv_head, i, j, &gradients);
-                });
+                [&](const Pair& pair) { add_pair_gradient(args, pair, &gradients); });
   write_gradient(gradients.dq, args.dq_begin, args.dq);
   if (args.before_accumulate) args.before_accumulate();
   write_gradient(gradients.dk, args.dkv_begin, args.dk);

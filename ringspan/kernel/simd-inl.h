@@ -192,6 +192,22 @@ RINGSPAN_INLINE F64 exp(F64 x) {
   return p * power;
 }
 
+// Relative error of a few units in the last place: near 0 a rational function (Cephes, Moshier 1989, tanh.c), else by
+// exp, where 1 - tanh no longer cancels. NaN stays NaN.
+template <class T>
+RINGSPAN_INLINE Vector<T> tanh(Vector<T> x) {
+  const Vector<T> size = x < 0 ? -x : x;
+  const Vector<T> z = x * x;
+  const Vector<T> p =
+      (z * T(-9.64399179425052238628e-1) + T(-9.92877231001918586564e1)) * z + T(-1.61468768441708447952e3);
+  const Vector<T> q =
+      ((z + T(1.12811678491632931402e2)) * z + T(2.23548839060100448583e3)) * z + T(4.84406305325125486048e3);
+  const Vector<T> near = x + x * z * (p / q);
+  const Vector<T> e = exp(size * T(-2));
+  const Vector<T> far = (T(1) - e) / (T(1) + e);
+  return size < T(0.625) ? near : x < 0 ? -far : far;
+}
+
 // bf16 and fp16, rounded to nearest even like the hardware does.
 RINGSPAN_INLINE F32 widen_bf16(const uint16_t* p) {
   const Halves bits = *reinterpret_cast<const UnalignedHalves*>(p);

@@ -71,7 +71,7 @@ RINGSPAN_INLINE void store_row_state(const ForwardWave& wave, const RowPlace& at
   Acc m = *state.m, l = *state.l;
   const Acc keep = wave.finish ? join_sink(wave, at, m, l) : Acc{1};
   const bool empty = l == 0;
-  const Acc factor = !wave.finish ? Acc{1} : empty ? Acc{0} : keep / l;
+  const Acc factor = !wave.finish ? Acc{1} : empty ? Acc{0} : keep / l * static_cast<Acc>(wave.pairs.rescale);
   gather_row<C>(buffer, state.o, state.panels, state.panel_stride, factor);
   if (wave.finish) {
     const Acc lse = empty ? -kInf : static_cast<Acc>(static_cast<double>(m) + __builtin_log(static_cast<double>(l)));

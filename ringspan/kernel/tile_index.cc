@@ -43,6 +43,10 @@ std::vector<uint8_t> mark_covered(const std::vector<int64_t>& changes, int64_t b
 
 }  // namespace
 
+TilePlace place_of(const Tile& tile) noexcept {
+  return {tile.q_row0, tile.q_pos0, tile.q_stride, tile.kv_row0, tile.kv_pos0, tile.kv_stride};
+}
+
 void fill_row_limits(const Tile& tile, int64_t row, int64_t count, KvRange kv, int32_t* first, int32_t* last) noexcept {
   const int64_t tile_row = row - tile.q_row0;
   const int64_t low = std::max(tile.kv_row0, kv.begin);

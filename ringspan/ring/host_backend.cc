@@ -159,7 +159,7 @@ HostBackward::HostBackward(const RankPlan& part, Transport& transport, const Con
       kv_(part, transport, k.dtype, {without_const(k), without_const(v)}),
       dkv_(part, transport, accumulator_of(k.dtype),
            {home_of(part, grads.dk, home_[0]), home_of(part, grads.dv, home_[1])}),
-      local_(part.problem.scale, q, output.out, output.lse, dout, dlse, grads.dq, extras, grads.dsink, parallel) {}
+      local_(part.problem.scale, q, output.out, output.lse, dout, dlse, grads, extras, parallel) {}
 
 void HostBackward::post(std::span<const Transfer> transfers) {
   if (!transfers.empty()) (is_kv_gradient(transfers.front()) ? dkv_ : kv_).post(transfers);

@@ -23,6 +23,7 @@ void LocalForward::attend(std::span<const Tile> tiles, const ConstTensorView& k,
   args.finish = finishes;
   args.output = output_;
   args.sink = extras_.sink;
+  args.pairs = extras_.pairs;
   const WorkspacePool::Lease workspace = WorkspacePool::process().take();
   ringspan::attend(args, *workspace, parallel_);
   if (finishes && extras_.sink.data) empty_padding();
@@ -47,15 +48,21 @@ void LocalForward::empty_padding() const {
 
 LocalBackward::LocalBackward(double scale, const ConstTensorView& q, const ConstTensorView& out,
                              const ConstTensorView& lse, const ConstTensorView& dout, const ConstTensorView& dlse,
-                             const TensorView& dq, const Extras& extras, const TensorView& dsink,
-                             const Parallel& parallel)
-    : scale_(scale), q_(q), lse_(lse), dout_(dout), dq_(dq), parallel_(parallel) {
+                             const GradsView& grads, const Extras& extras, const Parallel& parallel)
+    : scale_(scale),
+      q_(q),
+      lse_(lse),
+      dout_(dout),
+      pairs_(extras.pairs),
+      dq_(grads.dq),
+      dbias_(grads.dbias),
+      parallel_(parallel) {
   dq_sum_ = accumulator_for(dq_, dq_buffer_);
   const DType accumulator = accumulator_of(q.dtype);
   delta_ = Buffer(q.batch() * q.heads() * q.rows() * size_of(accumulator));
   delta_view_ = stats_view(delta_.data(), accumulator, q.batch(), q.heads(), q.rows());
   row_delta(out, dout, dlse, delta_view_, parallel_);
-  if (extras.sink.data && dsink.data) sink_gradient(extras.sink, lse, delta_view_, dsink, parallel_);
+  if (extras.sink.data && grads.dsink.data) sink_gradient(extras.sink, lse, delta_view_, grads.dsink, parallel_);
 }
 
 void LocalBackward::attend(std::span<const Tile> tiles, const ConstTensorView& k, const ConstTensorView& v,
@@ -76,6 +83,8 @@ void LocalBackward::attend(std::span<const Tile> tiles, const ConstTensorView& k
   args.dq_begin = first_;
   args.dkv_begin = begins;
   args.before_accumulate = arrived;
+  args.pairs = pairs_;
+  args.dbias = dbias_;
   first_ = false;
   const WorkspacePool::Lease workspace = WorkspacePool::process().take();
   attend_backward(args, *workspace, parallel_);

@@ -13,9 +13,10 @@
 
 namespace ringspan {
 
-// What enters the softmax beside q, k and v. Every rank holds all of it.
+// What enters the softmax beside q, k and v (kernel/attention.h, kernel/pair_inputs.h).
 struct Extras {
-  ConstTensorView sink{};  // [1, q heads, 1, 1] in the accumulator type (kernel/attention.h); an empty view = none
+  ConstTensorView sink{};  // [1, q heads, 1, 1] in the accumulator type, the same on every rank; an empty view = none
+  PairInputs pairs{};      // bias and mask: this rank's rows, all key positions; all else the same on every rank
 };
 
 // Gradients of this rank's rows, in the dtype of the inputs.
@@ -23,6 +24,9 @@ struct GradsView {
   TensorView dq, dk, dv;
   // This rank's part, in the accumulator type: the sum over all ranks is the gradient. Empty where there is no sink.
   TensorView dsink{};
+  // Of extras.pairs.bias, as BackwardArgs::dbias; added to. Empty = not wanted. Elements that ranks share get this
+  // rank's part.
+  TensorView dbias{};
 };
 
 class LocalForward {
@@ -51,8 +55,8 @@ class LocalBackward {
  public:
   // `lse` of the finished rows; `dlse` may be an empty view (no gradient flows into lse).
   LocalBackward(double scale, const ConstTensorView& q, const ConstTensorView& out, const ConstTensorView& lse,
-                const ConstTensorView& dout, const ConstTensorView& dlse, const TensorView& dq, const Extras& extras,
-                const TensorView& dsink, const Parallel& parallel);
+                const ConstTensorView& dout, const ConstTensorView& dlse, const GradsView& grads, const Extras& extras,
+                const Parallel& parallel);
 
   // Adds to dk, dv (accumulator type; `begins`: overwrites them), after calling `arrived`.
   void attend(std::span<const Tile> tiles, const ConstTensorView& k, const ConstTensorView& v, const TensorView& dk,
@@ -63,8 +67,9 @@ class LocalBackward {
  private:
   double scale_;
   ConstTensorView q_, lse_, dout_;
-  TensorView dq_;      // the caller's
-  TensorView dq_sum_;  // where it is summed
+  PairInputs pairs_;
+  TensorView dq_, dbias_;  // the caller's
+  TensorView dq_sum_;      // where it is summed
   const Parallel& parallel_;
   bool first_ = true;
   Buffer delta_, dq_buffer_;

@@ -7,10 +7,14 @@
 namespace ringspan {
 namespace {
 
-void check_view(const char* name, const ConstTensorView& view, DType dtype, std::array<int64_t, 4> size) {
+void check_size(const char* name, const std::array<int64_t, 4>& size, const std::array<int64_t, 4>& want) {
+  RINGSPAN_CHECK(size == want, name, " is [", size[0], ", ", size[1], ", ", size[2], ", ", size[3],
+                 "], the plan needs [", want[0], ", ", want[1], ", ", want[2], ", ", want[3], "]");
+}
+
+void check_view(const char* name, const ConstTensorView& view, DType dtype, const std::array<int64_t, 4>& size) {
   RINGSPAN_CHECK(view.dtype == dtype, name, " is ", name_of(view.dtype), ", the plan needs ", name_of(dtype));
-  RINGSPAN_CHECK(view.size == size, name, " is [", view.size[0], ", ", view.size[1], ", ", view.size[2], ", ",
-                 view.size[3], "], the plan needs [", size[0], ", ", size[1], ", ", size[2], ", ", size[3], "]");
+  check_size(name, view.size, size);
 }
 
 void check_call(const RankPlan& part, const Transport& transport, const ConstTensorView& q, const ConstTensorView& k,
@@ -27,6 +31,9 @@ void check_call(const RankPlan& part, const Transport& transport, const ConstTen
     check_view("statistics", *stats, accumulator_of(p.dtype), {p.batch, p.q_heads, q_rows, 1});
   }
   if (extras.sink.data) check_view("sink", extras.sink, accumulator_of(p.dtype), {1, p.q_heads, 1, 1});
+  const std::array<int64_t, 4> pairs{p.batch, p.q_heads, q_rows, p.kv_len};
+  if (extras.pairs.bias.data) check_size("bias", extras.pairs.bias.size, pairs);
+  if (extras.pairs.mask.data && !extras.pairs.mask.rows_are_grids) check_size("mask", extras.pairs.mask.size, pairs);
 }
 
 }  // namespace
@@ -49,6 +56,7 @@ void ring_backward(const RankPlan& part, Transport& transport, const ConstTensor
   check_view("dv", grads.dv, v.dtype, v.size);
   if (dlse.data) check_view("dlse", dlse, accumulator_of(q.dtype), output.lse.size);
   if (extras.sink.data) check_view("dsink", grads.dsink, extras.sink.dtype, extras.sink.size);
+  if (grads.dbias.data) check_view("dbias", grads.dbias, accumulator_of(q.dtype), extras.pairs.bias.size);
   HostBackward backend(part, transport, q, k, v, output, dout, dlse, grads, extras, parallel);
   run_backward(part.backward, backend);
 }

@@ -22,15 +22,16 @@ const char* name_of(Layout layout) {
     case Layout::kBSND: return "BSND";
     case Layout::kBSH: return "BSH";
     case Layout::kSBH: return "SBH";
+    case Layout::kTND: return "TND";
   }
   throw Error(concat("layout ", static_cast<int>(layout), " is unknown"));
 }
 
 Layout parse_layout(std::string_view name) {
-  for (Layout layout : {Layout::kBNSD, Layout::kBSND, Layout::kBSH, Layout::kSBH}) {
+  for (Layout layout : {Layout::kBNSD, Layout::kBSND, Layout::kBSH, Layout::kSBH, Layout::kTND}) {
     if (name == name_of(layout)) return layout;
   }
-  throw Error(concat("layout \"", name, "\" is unknown; use BNSD, BSND, BSH or SBH"));
+  throw Error(concat("layout \"", name, "\" is unknown; use BNSD, BSND, BSH, SBH or TND"));
 }
 
 void Problem::check() const {
@@ -45,6 +46,7 @@ void Problem::check() const {
   check_range("v_dim", v_dim, 1, kMaxHeadDim);
   name_of(dtype);
   name_of(layout);
+  RINGSPAN_CHECK(layout != Layout::kTND || batch == 1, "batch is ", batch, " in layout TND, which has no batch axis");
   RINGSPAN_CHECK(std::isfinite(scale), "scale is ", scale,
                  "; it must be finite (default_scale() gives 1/sqrt(qk_dim))");
 }

@@ -10,8 +10,9 @@
 
 namespace ringspan {
 
-// Memory order of an activation; H = heads * head dim.
-enum class Layout : uint8_t { kBNSD, kBSND, kBSH, kSBH };
+// Memory order of an activation; H = heads * head dim. TND: the tokens of all documents one after the other, one batch
+// entry.
+enum class Layout : uint8_t { kBNSD, kBSND, kBSH, kSBH, kTND };
 
 const char* name_of(Layout layout);
 Layout parse_layout(std::string_view name);

@@ -13,6 +13,7 @@ std::array<int64_t, 4> dense_strides(Layout layout, const std::array<int64_t, 4>
   switch (layout) {
     case Layout::kBNSD: return {heads * rows * dim, rows * dim, dim, 1};
     case Layout::kBSND:
+    case Layout::kTND:
     case Layout::kBSH: return {rows * heads * dim, dim, heads * dim, 1};
     case Layout::kSBH: return {heads * dim, dim, batch * heads * dim, 1};
   }

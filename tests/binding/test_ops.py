@@ -267,4 +267,4 @@ def test_counters_start_at_zero_without_a_group():
     query = torch.randn(1, 1, 4, 4)
     for needs_grad, agreed in itertools.product((False, True), repeat=2):
         rest = (spec_of(4, [FULL]), [], 1.0, "BNSD", 1, "", "auto", "auto", agreed, needs_grad)
-        assert OPS.attention_forward(query, query, query, None, *rest)[4].tolist() == [0]
+        assert OPS.attention_forward(query, query, query, None, *rest)[4].tolist() == [0, 0]

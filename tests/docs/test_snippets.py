@@ -33,3 +33,17 @@ def test_support_table_is_current():
     text = (ROOT / "docs" / "python.md").read_text()
     table = text.split("<!-- support table -->\n")[1].split("<!-- end of support table -->")[0]
     assert table == support.table()
+
+
+def test_golden_vectors_of_dropout():
+    import numpy as np
+    import oracle
+
+    text = (ROOT / "docs" / "dropout.md").read_text()
+    rows = re.findall(r"^\| (\d+) \| (\d+) \| (\d+) \| ([0-9a-f]{8}) \|$", text, re.MULTILINE)
+    assert len(rows) >= 7
+    for seed, offset, index, draw in rows:
+        seed, offset, group = int(seed), int(offset), int(index) // 4
+        counter = np.array([[offset % 2**32, offset >> 32, group % 2**32, group >> 32]], dtype=np.uint32)
+        words = oracle.philox(counter, (seed % 2**32, seed >> 32))[0]
+        assert f"{words[int(index) % 4]:08x}" == draw

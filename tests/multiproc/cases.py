@@ -34,10 +34,17 @@ class Case:
     dtype: str = "float32"
     layout: str = "BNSD"
     exchange: str = "auto"
+    schedule: str = "auto"
     scale: float | None = None
     seed: int = 0
     lse_grad: bool = False
     sink: tuple[float, ...] | None = None  # one for each query head
+    softcap: float | None = None
+    # Axes of "BNSK" that the tensor has; the others are shared.
+    attn_mask: str | None = None  # bool
+    bias: str | None = None  # float, as attn_mask where that is None, else as bias
+    alibi: tuple[float, ...] | None = None  # one slope for each query head
+    dropout: tuple | None = None  # p, seed, offset
 
     def but(self, **changes: Any) -> Case:
         """This case with other fields."""
@@ -56,6 +63,7 @@ class Local:
     q_positions: np.ndarray
     kv_positions: np.ndarray
     dsink: torch.Tensor | None = None  # summed over the group
+    dbias: torch.Tensor | None = None  # likewise where ranks share its rows
 
 
 def mask_of(rule: tuple) -> rs.Mask:
@@ -103,6 +111,8 @@ def to_layout(x: torch.Tensor, layout: str) -> torch.Tensor:
     if layout == "BNSD":
         return x.contiguous()
     x = x.transpose(1, 2)
+    if layout == "TND":
+        return x[0].contiguous()
     if layout != "BSND":
         x = x.flatten(2)
     return (x.transpose(0, 1) if layout == "SBH" else x).contiguous()
@@ -112,6 +122,8 @@ def from_layout(x: torch.Tensor, layout: str, heads: int) -> torch.Tensor:
     """The inverse of `to_layout`."""
     if layout == "BNSD":
         return x
+    if layout == "TND":
+        return x.transpose(0, 1)[None]
     x = x.transpose(0, 1) if layout == "SBH" else x
     x = x if layout == "BSND" else x.unflatten(2, (heads, -1))
     return x.transpose(1, 2)
@@ -132,6 +144,68 @@ def inputs_of(case: Case) -> list[np.ndarray]:
     return [*rounded, dlse.astype(np.float32).astype(np.float64) * case.lse_grad]
 
 
+def _shape_of(axes: str, case: Case) -> tuple[int, ...]:
+    kv_len = case.seq_len if case.kv_len is None else case.kv_len
+    sizes = {"B": case.batch, "N": case.q_heads, "S": case.seq_len, "K": kv_len}
+    return tuple(sizes[axis] if axis in axes else 1 for axis in "BNSK")
+
+
+@functools.lru_cache(maxsize=16)
+def mask_tensor(case: Case) -> np.ndarray:
+    """Bool, global, True = takes part."""
+    return np.random.default_rng(case.seed + 2).random(_shape_of(case.attn_mask, case)) > 0.3
+
+
+@functools.lru_cache(maxsize=16)
+def bias_tensor(case: Case) -> np.ndarray:
+    """Global, rounded to the dtype of the case; some of it -inf."""
+    source = np.random.default_rng(case.seed + 3)
+    drawn = source.standard_normal(_shape_of(case.bias, case))
+    rounded = torch.from_numpy(drawn).to(getattr(torch, case.dtype)).double().numpy()
+    rounded[source.random(rounded.shape) < 0.1] = -np.inf
+    return rounded
+
+
+def pair_terms(case: Case) -> dict[str, Any]:
+    """The oracle's arguments for what changes single pairs."""
+    kv_len = case.seq_len if case.kv_len is None else case.kv_len
+    full = (case.batch, case.q_heads, case.seq_len, kv_len)
+    bias = np.zeros(full)
+    if case.attn_mask is not None:
+        bias = np.where(mask_tensor(case), bias, -np.inf)
+    if case.bias is not None:
+        bias = bias + bias_tensor(case)
+    if case.alibi is not None:
+        distance = np.abs(np.arange(kv_len)[None, :] - np.arange(case.seq_len)[:, None])
+        bias = bias - np.asarray(case.alibi)[None, :, None, None] * distance
+    terms: dict[str, Any] = {"bias": bias, "softcap": case.softcap}
+    if case.dropout is not None:
+        terms |= {"dropped": oracle.dropped_pairs(*case.dropout, full), "dropout_p": case.dropout[0]}
+    return terms
+
+
+def pair_arguments(case: Case, q_positions: np.ndarray) -> tuple[dict[str, Any], torch.Tensor | None]:
+    """The product's arguments for the same on a rank with these rows, and the bias among them."""
+    found: dict[str, Any] = {"softcap": case.softcap}
+    bias = None
+
+    def own_rows(tensor: np.ndarray, axes: str, padding: float) -> torch.Tensor:
+        if "S" in axes:
+            tensor = np.where((q_positions >= 0)[:, None], tensor[:, :, np.maximum(q_positions, 0)], padding)
+        return torch.from_numpy(np.ascontiguousarray(tensor))
+
+    if case.attn_mask is not None:
+        found["attn_mask"] = own_rows(mask_tensor(case), case.attn_mask, True)
+    if case.bias is not None:
+        bias = own_rows(bias_tensor(case), case.bias, np.nan).to(getattr(torch, case.dtype)).requires_grad_()
+        found["bias" if case.attn_mask is not None or case.seed % 2 else "attn_mask"] = bias
+    if case.alibi is not None:
+        found["bias"] = rs.alibi(torch.tensor(case.alibi, dtype=torch.float32))
+    if case.dropout is not None:
+        found |= dict(zip(("dropout_p", "seed", "offset"), case.dropout, strict=True))
+    return found, bias
+
+
 def expect(case: Case, world: int = 1) -> oracle.Result:
     """The right answer, global. Queries that no rank holds give no gradient."""
     q, k, v, dout, dlse = inputs_of(case)
@@ -139,7 +213,7 @@ def expect(case: Case, world: int = 1) -> oracle.Result:
     asked = np.isin(np.arange(case.seq_len), held)
     keep = oracle.keep_of(case.mask, q.shape[2], k.shape[2]) & asked[None, :, None]
     dout, dlse = dout * asked[None, None, :, None], dlse * asked
-    return oracle.attend(q, k, v, keep, dout, dlse, case.scale, case.sink)
+    return oracle.attend(q, k, v, keep, dout, dlse, case.scale, case.sink, **pair_terms(case))
 
 
 def positions_of(case: Case, rank: int, world: int) -> tuple[np.ndarray, np.ndarray]:
@@ -175,6 +249,9 @@ def run_case(case: Case, group: Any, rank: int, world: int) -> Local:
         wide = torch.float64 if q.dtype == torch.float64 else torch.float32
         sink = torch.tensor(case.sink, dtype=wide, requires_grad=True)
         leaves.append(sink)
+    positions = positions_of(case, rank, world)
+    pairs, bias = pair_arguments(case, positions[0])
+    leaves += [] if bias is None else [bias]
     out, stats = rs.attention(
         *leaves[:3],
         mask=mask_of(case.mask),
@@ -185,19 +262,26 @@ def run_case(case: Case, group: Any, rank: int, world: int) -> Local:
         num_heads=case.q_heads if case.layout in ("BSH", "SBH") else None,
         scale=case.scale,
         exchange=case.exchange,
+        schedule=case.schedule,
         sink=sink,
         return_stats=True,
+        **pairs,
     )
+    if case.layout == "TND":
+        stats = rs.Stats(*(one.transpose(0, 1)[None] for one in stats))
     results, grads = [out], [to_layout(dout, case.layout)]
     if case.lse_grad:
         results, grads = [out, stats.lse], [*grads, dlse]
-    *gradients, dsink = [*torch.autograd.grad(results, leaves, grads), None][:4]
-    if dsink is not None and group is not None:
-        torch.distributed.all_reduce(dsink, group=group)
+    gradients = list(torch.autograd.grad(results, leaves, grads))
+    dbias = gradients.pop() if bias is not None else None
+    dsink = gradients.pop() if sink is not None else None
+    for shared in (dsink, None if dbias is None or "S" in case.bias else dbias):
+        if shared is not None and group is not None:
+            torch.distributed.all_reduce(shared, group=group)
     heads = (case.q_heads, case.kv_heads, case.kv_heads)
     bnsd = [from_layout(x, case.layout, count) for x, count in zip(gradients, heads, strict=True)]
     out = from_layout(out.detach(), case.layout, case.q_heads)
-    return Local(out, stats, *bnsd, *positions_of(case, rank, world), dsink)
+    return Local(out, stats, *bnsd, *positions, dsink, dbias)
 
 
 def errors_of(case: Case, group: Any, rank: int, world: int) -> dict[str, float]:
@@ -226,7 +310,18 @@ def errors_of(case: Case, group: Any, rank: int, world: int) -> dict[str, float]
     if local.dsink is not None:
         floor = expected.dsink_terms * CANCELLED
         found["dsink"] = oracle.error(local.dsink.double().numpy(), expected.dsink, expected.dsink, floor)
+    if local.dbias is not None:
+        found["dbias"] = bias_error(case, local, expected)
     return found
+
+
+def bias_error(case: Case, local: Local, expected: oracle.Result) -> float:
+    """Of this rank's rows, or of the whole where ranks share rows."""
+    shared = tuple(place for place, axis in enumerate("BNSK") if axis not in case.bias)
+    right = rows = expected.dbias.sum(axis=shared, keepdims=True)
+    if "S" in case.bias:
+        rows = oracle.take_rows(right, local.q_positions)
+    return oracle.error(local.dbias.double().numpy(), rows, right, expected.dq_terms * CANCELLED)
 
 
 def squared_errors_of(case: Case, group: Any, rank: int, world: int) -> dict[str, tuple[float, int]]:

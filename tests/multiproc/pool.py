@@ -13,6 +13,7 @@ import faulthandler
 import importlib
 import multiprocessing
 import os
+import re
 import signal
 import sys
 import tempfile
@@ -26,7 +27,7 @@ from typing import Any
 SIZE = 4
 WATCHDOG_S = 60
 GROUP_TIMEOUT = datetime.timedelta(seconds=40)
-_LAST_WORDS = 6000  # characters of a dead process's standard error that a failure shows
+_LAST_WORDS = 20000  # characters of a dead process's standard error that a failure shows
 _PATHS = [str(Path(__file__).parent), str(Path(__file__).parent.parent / "python")]
 
 
@@ -128,9 +129,10 @@ class Pool:
 
     def _last_words_of(self, process: Any, rank: int) -> str:
         text = Path(self._stacks(rank)).read_text(errors="replace")
-        # The thread that crashed comes first.
-        crash = text.find("SIG")
-        words = text[crash:][:_LAST_WORDS] if crash >= 0 else text[-_LAST_WORDS:]
+        threads = re.split(r"^(?=SIG[A-Z]+\()", text, flags=re.MULTILINE)
+        # PyTorch's handler writes every thread in the order of their numbers; the one that crashed runs the handler.
+        crashed = [thread for thread in threads if "::fatalSignalHandler(" in thread]
+        words = "".join([*crashed, *threads])[:_LAST_WORDS] if len(threads) > 1 else text[-_LAST_WORDS:]
         return f"the process ended with status {process.exitcode}\n{words}"
 
     def _stack_of(self, process: Any, rank: int) -> str:

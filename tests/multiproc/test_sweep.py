@@ -91,14 +91,32 @@ def drawn_cases(world: int, dtype: str, count: int) -> list[Case]:
                 qk_dim=qk_dim,
                 v_dim=v_dim,
                 dtype=dtype,
-                layout=source.choice(["BNSD", "BSND", "BSH", "SBH"]),
+                layout=source.choice(["BNSD", "BSND", "BSH", "SBH", *(["TND"] if batch == 1 else [])]),
                 exchange=source.choice([*EXCHANGES, "auto"]),
                 scale=source.choice([None, 0.31, -0.5]),
                 seed=seed,
                 lse_grad=source.choice([True, False]),
+                **drawn_terms(source, q_heads),
             )
         )
     return found
+
+
+def drawn_terms(source: random.Random, q_heads: int) -> dict:
+    """What changes single pairs: each now and then, all combinations possible."""
+    slopes = tuple(source.randrange(1, 9) / 64 for _ in range(q_heads))
+    choices = {
+        "sink": tuple(round(source.gauss(0, 2), 2) for _ in range(q_heads)),
+        "softcap": source.choice([0.8, 3.0]),
+        "attn_mask": source.choice(["BNSK", "SK", "BK", "NSK"]),
+        "bias": source.choice(["BNSK", "SK", "NSK", "NK", "BSK", "S"]),
+        "alibi": slopes,
+        "dropout": (source.choice([0.1, 0.5]), source.getrandbits(62), source.getrandbits(40)),
+    }
+    chosen = {name: value for name, value in choices.items() if source.random() < 0.3}
+    if chosen.keys() >= {"bias", "alibi"}:
+        del chosen["alibi"]
+    return chosen
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "float16"])

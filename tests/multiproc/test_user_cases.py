@@ -1,4 +1,4 @@
-"""Faults that users of other libraries met, as tests: the numeric ones (A01 to A12, A19, A21, A22)."""
+"""Faults that users of other libraries met, as tests: the numeric ones (A01 to A12, A14, A16, A19, A21, A22)."""
 
 from __future__ import annotations
 
@@ -149,6 +149,41 @@ def test_a16_sink_under_every_split(pool, world, dtype):
         for layout in ("BSND", "BSH", "SBH")
     ]
     judge.check(pool, world, by_exchange(*cases))
+
+
+def test_a14_a_prefix_is_held_once():
+    """A prefix of 3 tokens that every rank has would count once per rank: a map of keys says it once, or is refused."""
+    import ringspan as rs
+
+    twice = rs.ShardMap.from_segments([[(0, 0, 3, 1), (3, 3, 4, 1)], [(0, 0, 3, 1), (3, 7, 4, 1)]], seq_len=11)
+    queries = rs.ShardMap.from_segments([[(0, 3, 4, 1)], [(0, 7, 4, 1)]], seq_len=11)
+    with pytest.raises(ValueError, match=r"position 0.*rank"):
+        rs.plan((1, 1, 11, 8), (1, 1, 11, 8), (1, 1, 11, 8), shard_map=queries, kv_shard_map=twice, world_size=2).rank(
+            0
+        )
+    # Held once, q = 0 gives the plain mean over 11 keys: the prefix weighs 3/11, not 6/14.
+    value = torch.zeros(1, 1, 11, 8)
+    value[:, :, :3] = 1
+    out = rs.attention(torch.zeros(1, 1, 4, 8), torch.randn(1, 1, 11, 8), value)
+    torch.testing.assert_close(out, torch.full((1, 1, 4, 8), 3 / 11))
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 4])
+def test_a14_a_prefix_on_one_rank(pool, world):
+    """The same tokens with queries of the image only, and the prefix on rank 0."""
+    images = np.array_split(np.arange(3, 11), world)
+    keys = [tuple(range(3)) * (rank == 0) + tuple(part.tolist()) for rank, part in enumerate(images)]
+    case = Case(
+        ("full",),
+        ("positions", tuple(tuple(part.tolist()) for part in images)),
+        ("positions", tuple(keys)),
+        seq_len=11,
+        kv_len=11,
+        q_heads=1,
+        kv_heads=1,
+        seed=14,
+    )
+    judge.check(pool, world, by_exchange(case))
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 4])

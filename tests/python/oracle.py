@@ -31,6 +31,7 @@ class Result:
     dk_terms: float = 0.0
     dsink: Array | None = None
     dsink_terms: float = 0.0
+    dbias: Array | None = None  # [B, N, Sq, Skv]
 
 
 def draw(seed: int, seq_len: int, q_heads: int, kv_heads: int, qk_dim: int, v_dim: int = 0, batch: int = 1) -> list:
@@ -50,19 +51,34 @@ def attend(
     dlse: Array | None = None,
     scale: float | None = None,
     sink: Array | None = None,
+    softcap: float | None = None,
+    bias: Array | None = None,
+    dropped: Array | None = None,
+    dropout_p: float = 0.0,
 ) -> Result:
     """Forward, and backward for the gradients `dout` of out and `dlse` of lse.
 
-    `sink`, one number per query head, is one more key for every row: that score, and a value of 0.
+    `sink`, one number per query head, is one more key for every row: that score, and a value of 0. Scores become
+    softcap * tanh(score / softcap), then `bias` [B, N, Sq, Skv] is added, whose -inf masks. Pairs that are `dropped`
+    (bool, likewise) weigh 0 where they meet v, the others 1 / (1 - dropout_p).
     """
     group = q.shape[1] // k.shape[1]
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     wide_k, wide_v = np.repeat(k, group, axis=1), np.repeat(v, group, axis=1)
-    score = np.where(keep[:, None], scale * (q @ wide_k.swapaxes(-1, -2)), -np.inf)
+    score = scale * (q @ wide_k.swapaxes(-1, -2))
+    steep = np.ones_like(score)  # d capped / d score
+    if softcap is not None:
+        steep = 1 - np.tanh(score / softcap) ** 2
+        score = softcap * np.tanh(score / softcap)
+    if bias is not None:
+        score = score + bias
+    score = np.where(keep[:, None], score, -np.inf)
+    factor = np.ones_like(score) if dropped is None else np.where(dropped, 0.0, 1 / (1 - dropout_p))
     if sink is not None:
         column = np.broadcast_to(np.asarray(sink, dtype=float)[None, :, None, None], (*score.shape[:3], 1))
         score = np.concatenate([score, column], axis=-1)
         wide_k, wide_v = (np.concatenate([wide, np.zeros_like(wide[:, :, :1])], axis=2) for wide in (wide_k, wide_v))
+        factor = np.concatenate([factor, np.ones_like(column)], axis=-1)
     peak = score.max(axis=-1, keepdims=True, initial=-np.inf)
     peak = np.where(np.isfinite(peak), peak, 0.0)
     weight = np.exp(score - peak)
@@ -70,12 +86,12 @@ def attend(
     probability = np.divide(weight, total, out=np.zeros_like(weight), where=total > 0)
     with np.errstate(divide="ignore"):
         lse = (np.log(total) + peak)[..., 0]
-    result = Result(probability @ wide_v, lse)
+    result = Result((probability * factor) @ wide_v, lse)
     if dout is None:
         return result
     delta = (dout * result.out).sum(-1, keepdims=True)
-    slope = dout @ wide_v.swapaxes(-1, -2) - delta
-    terms = probability * scale * (np.abs(dout) @ np.abs(wide_v).swapaxes(-1, -2) + np.abs(delta))
+    slope = factor * (dout @ wide_v.swapaxes(-1, -2)) - delta
+    terms = probability * scale * (factor * (np.abs(dout) @ np.abs(wide_v).swapaxes(-1, -2)) + np.abs(delta))
     if dlse is not None:
         slope = slope + dlse[..., None]
     dscore = probability * slope * scale
@@ -84,12 +100,45 @@ def attend(
         size = (np.abs(dout) * np.abs(result.out)).sum(-1) + (0.0 if dlse is None else np.abs(dlse))
         result.dsink_terms = float((probability[..., -1] * size).sum((0, 2)).max(initial=0.0))
         dscore, probability, terms, wide_k = dscore[..., :-1], probability[..., :-1], terms[..., :-1], wide_k[:, :, :-1]
+        factor = factor[..., :-1]
+    result.dbias = dscore / scale
+    dscore = dscore * steep
     result.dq = dscore @ wide_k
     result.dk = _sum_groups(dscore.swapaxes(-1, -2) @ q, group)
-    result.dv = _sum_groups(probability.swapaxes(-1, -2) @ dout, group)
+    result.dv = _sum_groups((probability * factor).swapaxes(-1, -2) @ dout, group)
     result.dq_terms = float((np.abs(terms) @ np.abs(wide_k)).max(initial=0.0))
     result.dk_terms = float(_sum_groups(np.abs(terms).swapaxes(-1, -2) @ np.abs(q), group).max(initial=0.0))
     return result
+
+
+def philox(counter: Array, key: tuple[int, int]) -> Array:
+    """Philox4x32-10 of counters uint32 [n, 4] (Salmon and others 2011)."""
+    words = [counter[:, i].astype(np.uint64) for i in range(4)]
+    low = np.uint64(0xFFFFFFFF)
+    first, second = key
+    for _ in range(10):
+        product = [np.uint64(0xD2511F53) * words[0], np.uint64(0xCD9E8D57) * words[2]]
+        words = [
+            (product[1] >> np.uint64(32)) ^ words[1] ^ np.uint64(first),
+            product[1] & low,
+            (product[0] >> np.uint64(32)) ^ words[3] ^ np.uint64(second),
+            product[0] & low,
+        ]
+        first, second = (first + 0x9E3779B9) % 2**32, (second + 0xBB67AE85) % 2**32
+    return np.stack(words, axis=1).astype(np.uint32)
+
+
+def dropped_pairs(p: float, seed: int, offset: int, shape: tuple[int, int, int, int], first: int = 0) -> Array:
+    """Which pairs of a call of [B, N, Sq, Skv] dropout drops, as docs/dropout.md says. `first`: index of the first."""
+    index = np.arange(int(np.prod(shape)), dtype=np.uint64) + np.uint64(first)
+    group = index // np.uint64(4)
+    offset, seed = offset % 2**64, seed % 2**64
+    counter = np.empty((len(index), 4), dtype=np.uint32)
+    counter[:, 0], counter[:, 1] = offset % 2**32, offset // 2**32
+    counter[:, 2], counter[:, 3] = group % np.uint64(2**32), group // np.uint64(2**32)
+    draws = philox(counter, (seed % 2**32, seed // 2**32))[np.arange(len(index)), (index % np.uint64(4)).astype(int)]
+    threshold = min((2**24 - round(p * 2**24)) * 2**8, 2**32 - 1)
+    return (draws >= threshold).reshape(shape)
 
 
 def _sum_groups(array: Array, group: int) -> Array:

@@ -111,8 +111,8 @@ def test_ranks_outside_and_methods_not_offered():
     for call in (lambda: plan.simulate(None), lambda: plan.save_trace("x"), lambda: plan.plot("x")):
         with pytest.raises(NotImplementedError, match="not offered yet"):
             call()
-    with pytest.raises(NotImplementedError, match="softcap"):
-        rs.plan((1, 4, 32, 8), (1, 2, 32, 8), (1, 2, 32, 8), softcap=1.0)
+    with pytest.raises(ValueError, match=r"softcap is -1\.0"):
+        rs.plan((1, 4, 32, 8), (1, 2, 32, 8), (1, 2, 32, 8), softcap=-1.0)
 
 
 def test_work_of_maps_agrees_with_plans():

@@ -22,6 +22,12 @@ typedef uint16_t HalfWords __attribute__((vector_size(32)));
 RINGSPAN_EMULATED __m512 _mm512_maskz_max_ps(int, __m512 a, __m512 b) { return a > b ? a : b; }
 RINGSPAN_EMULATED __m512d _mm512_maskz_max_pd(int, __m512d a, __m512d b) { return a > b ? a : b; }
 
+RINGSPAN_EMULATED __m512i _mm512_maskz_mul_epu32(int, __m512i a, __m512i b) {
+  typedef uint64_t Longs __attribute__((vector_size(64)));
+  const Longs low = (reinterpret_cast<Longs>(a) & 0xffffffff), other = (reinterpret_cast<Longs>(b) & 0xffffffff);
+  return reinterpret_cast<__m512i>(low * other);
+}
+
 union Halved {
   __m512 whole;
   __m256 half[2];

@@ -82,8 +82,8 @@ TEST(Problem, DefaultScale) {
 }
 
 TEST(Layout, NamesRoundTrip) {
-  for (const char* name : {"BNSD", "BSND", "BSH", "SBH"}) EXPECT_STREQ(name_of(parse_layout(name)), name);
-  EXPECT_THROW(parse_layout("TND"), Error);
+  for (const char* name : {"BNSD", "BSND", "BSH", "SBH", "TND"}) EXPECT_STREQ(name_of(parse_layout(name)), name);
+  EXPECT_THROW(parse_layout("NTD"), Error);
 }
 
 }  // namespace

@@ -71,10 +71,11 @@ std::string CaseSpec::name() const {
 
 std::ostream& operator<<(std::ostream& stream, const CaseSpec& spec) { return stream << spec.name(); }
 
-AttentionCase::AttentionCase(const CaseSpec& s) : spec(s) {
+AttentionCase::AttentionCase(const CaseSpec& s, const PairTerms& terms) : spec(s) {
   Mask mask = make_mask(s.mask, s.batch, s.q_len, s.kv_len);
   tiles = std::move(mask.tiles);
   inputs.keep = std::move(mask.keep);
+  inputs.terms = terms;
   inputs.scale = s.scale.value_or(1 / std::sqrt(static_cast<double>(s.qk_dim)));
   inputs.q =
       amplified(random_array(4 * s.seed, {s.batch, s.q_heads, s.q_len, s.qk_dim}, s.dtype), s.amplitude, s.dtype);
@@ -173,6 +174,7 @@ ForwardResult run_forward(const AttentionCase& c, const Kernels& kernels, const 
     args.scale = c.inputs.scale;
     args.begin = call == 0;
     args.finish = call + 1 == calls.size();
+    args.pairs = options.pairs;
     if (calls.size() > 1) args.state = {state_max.view(), state_sum.view(), acc.view()};
     if (args.finish) {
       args.output = {out.view(), max.view(), sum.view(), lse.view()};
@@ -212,6 +214,8 @@ BackwardResult run_backward(const AttentionCase& c, const Kernels& kernels, cons
     args.dk = dk.view();
     args.dv = dv.view();
     args.dq_begin = args.dkv_begin = call == 0;
+    args.pairs = options.pairs;
+    args.dbias = options.dbias;
     int num_announced = 0;
     args.before_accumulate = [&] { ++num_announced; };
     kernels.backward(args, options.workspace ? *options.workspace : fresh,

@@ -34,7 +34,7 @@ std::ostream& operator<<(std::ostream& stream, const CaseSpec& spec);
 
 // Rows that no tile covers hold NaN: reading one is seen.
 struct AttentionCase {
-  explicit AttentionCase(const CaseSpec& spec);
+  explicit AttentionCase(const CaseSpec& spec, const PairTerms& terms = {});
 
   CaseSpec spec;
   Inputs inputs;
@@ -74,6 +74,8 @@ struct RunOptions {
   int64_t num_calls = 1;                 // the keys are cut into so many calls
   const Parallel* parallel = nullptr;    // nullptr = Serial
   std::vector<double> sink{};            // one per query head; empty = none
+  PairInputs pairs{};                    // what AttentionCase was told as PairTerms
+  TensorView dbias{};                    // backward
   Workspace* workspace = nullptr;        // nullptr = a fresh one
 };
 

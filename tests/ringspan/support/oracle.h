@@ -14,10 +14,20 @@ namespace ringspan::test {
 // True where query row i takes part with key row j in batch entry b.
 using Keep = std::function<bool(int64_t b, int64_t i, int64_t j)>;
 
+// What changes single pairs: s = cap tanh(scale q.k / cap) + bias, without the pair where the bias is -inf; dropped
+// pairs weigh 0, the others 1 / (1 - p), in the sum over the values only. Absent functions = nothing.
+struct PairTerms {
+  double softcap = 0;  // 0 = none
+  std::function<double(int64_t b, int64_t n, int64_t i, int64_t j)> bias{};
+  std::function<bool(int64_t b, int64_t n, int64_t i, int64_t j)> is_dropped{};
+  double dropout_p = 0;
+};
+
 struct Inputs {
   Array q, k, v;  // [B, N, Sq, Dqk], [B, Nkv, Skv, Dqk], [B, Nkv, Skv, Dv]
   double scale = 1;
   Keep keep;
+  PairTerms terms{};
 };
 
 struct Outputs {
@@ -30,7 +40,7 @@ Outputs oracle_forward(const Inputs& inputs);
 struct Gradients {
   Array dq, dk, dv;
   Array delta;  // sum_d out * dout - dlse, [B, N, Sq, 1]
-  Array ds;     // [B, N, Sq, Skv], gradient of the scaled scores
+  Array ds;     // [B, N, Sq, Skv], gradient of the scores, cap and bias included
 };
 // `dlse` may have size 0: then it counts as 0.
 Gradients oracle_backward(const Inputs& inputs, const Outputs& outputs, const Array& dout, const Array& dlse = {});

@@ -35,6 +35,7 @@ std::array<int, 4> order_of(Layout layout) {
   switch (layout) {
     case Layout::kBNSD: return {0, 1, 2, 3};
     case Layout::kBSND:
+    case Layout::kTND:
     case Layout::kBSH: return {0, 2, 1, 3};
     case Layout::kSBH: return {2, 0, 1, 3};
   }

@@ -1,0 +1,35 @@
+#include "binding/agreed_call.h"
+
+#include "binding/content_hash.h"
+
+namespace ringspan::binding {
+
+std::pair<Call, Operands> prepare(const Group& group, const at::Tensor& query, const at::Tensor& key,
+                                  const at::Tensor& value, const std::optional<at::Tensor>& sink,
+                                  const CallArguments& arguments) {
+  Call call = prepare_call(group, query, key, value, arguments);
+  Operands operands{query, key, value, prepare_sink(call, sink),
+                    PairOperands(arguments.pairs, call.problem(), call.plan->q_rows[call.group.rank])};
+  return {std::move(call), std::move(operands)};
+}
+
+Agreed agree(const Call& call, const CallArguments& arguments, CallKind kind, int64_t forward_number) {
+  const PairArguments& pairs = arguments.pairs;
+  if (!has_peers(call.group)) return {0, pairs.seed};
+  if (arguments.assume_agreed) {
+    RINGSPAN_CHECK(!pairs.seed_is_drawn,
+                   "assume_agreed is set and dropout has no seed; each rank would draw its own, "
+                   "give one seed to all");
+    return {0, pairs.seed};
+  }
+  const Proposal proposal{.kind = kind,
+                          .forward_number = forward_number,
+                          .needs_grad = arguments.needs_grad,
+                          .hash = mix(call.hash ^ (arguments.has_sink ? 1 : 0) ^ hash_of(pairs)),
+                          .seed = pairs.seed,
+                          .seed_is_drawn = pairs.seed_is_drawn,
+                          .describe = [&] { return describe_call(call, arguments); }};
+  return Agreement::of(call.group)->agree(call.group, proposal);
+}
+
+}  // namespace ringspan::binding

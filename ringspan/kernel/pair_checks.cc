@@ -1,0 +1,78 @@
+#include "ringspan/kernel/pair_checks.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "ringspan/base/error.h"
+
+namespace ringspan::kernel {
+namespace {
+
+void check_axes(const char* name, const std::array<int64_t, 4>& size, const ConstTensorView& q, int64_t rows) {
+  RINGSPAN_CHECK(size[0] == q.batch() && size[1] == q.heads() && size[2] == rows, name, " has size [", size[0], ", ",
+                 size[1], ", ", size[2], ", ", size[3], "], expected [", q.batch(), ", ", q.heads(), ", ", rows,
+                 ", ...]");
+}
+
+// Where the rows and columns of a tile lie, first and last.
+struct Reach {
+  int64_t q_first, q_last, kv_first, kv_last;
+};
+
+Reach reach_of(const Tile& tile) {
+  return {tile.q_pos0, tile.q_pos0 + (tile.q_rows - 1) * tile.q_stride, tile.kv_pos0,
+          tile.kv_pos0 + (tile.kv_rows - 1) * tile.kv_stride};
+}
+
+void check_columns(const char* name, int64_t columns, const Reach& reach) {
+  RINGSPAN_CHECK(0 <= reach.kv_first && reach.kv_last < columns, name, " has ", columns,
+                 " columns and a tile keeps keys at positions ", reach.kv_first, " to ", reach.kv_last);
+}
+
+void check_mask_of_grid(const ByteMaskView& mask, const PairGrid& grid, const Reach& reach) {
+  RINGSPAN_CHECK(reach.q_last - grid.q_begin < mask.size[2] && 0 <= reach.kv_first - grid.kv_begin &&
+                     reach.kv_last - grid.kv_begin < mask.size[3],
+                 "mask has ", mask.size[2], " rows and ", mask.size[3], " columns, and a grid at ", grid.q_begin, ", ",
+                 grid.kv_begin, " holds pairs up to ", reach.q_last, ", ", reach.kv_last);
+}
+
+void check_grids(const PairInputs& pairs, const Reach& reach) {
+  const auto next = std::upper_bound(pairs.grids.begin(), pairs.grids.end(), reach.q_first,
+                                     [](int64_t at, const PairGrid& grid) { return at < grid.q_begin; });
+  RINGSPAN_CHECK(next != pairs.grids.begin(), "no grid holds query position ", reach.q_first);
+  RINGSPAN_CHECK(next == pairs.grids.end() || reach.q_last < next->q_begin, "a tile with query positions ",
+                 reach.q_first, " to ", reach.q_last, " reaches into the grid at ", next->q_begin);
+  if (pairs.mask.data != nullptr && pairs.mask.rows_are_grids) check_mask_of_grid(pairs.mask, *(next - 1), reach);
+}
+
+}  // namespace
+
+void check_pairs(const PairInputs& pairs, const ConstTensorView& q, std::span<const Tile> tiles) {
+  if (!pairs.changes_scores() && !pairs.drops()) return;
+  RINGSPAN_CHECK(std::isfinite(pairs.softcap) && pairs.softcap >= 0, "softcap is ", pairs.softcap,
+                 ", expected a positive number, or 0 for none");
+  RINGSPAN_CHECK(pairs.dropout.p >= 0 && pairs.dropout.p < 1, "the dropout probability is ", pairs.dropout.p,
+                 ", expected at least 0 and below 1");
+  const DType acc = accumulator_of(q.dtype);
+  const bool by_grid = pairs.mask.data != nullptr && pairs.mask.rows_are_grids;
+  if (pairs.bias.data != nullptr) {
+    check_axes("bias", pairs.bias.size, q, q.rows());
+    RINGSPAN_CHECK(acc == DType::kF64 ? size_of(pairs.bias.dtype) >= 4 : pairs.bias.dtype != DType::kF64, "bias is ",
+                   name_of(pairs.bias.dtype), ", which does not widen to ", name_of(acc));
+  }
+  if (pairs.mask.data != nullptr) check_axes("mask", pairs.mask.size, q, by_grid ? pairs.mask.size[2] : q.rows());
+  if (pairs.slopes.data != nullptr) {
+    check_axes("slopes", pairs.slopes.size, q, 1);
+    RINGSPAN_CHECK(pairs.slopes.dtype == acc, "slopes are ", name_of(pairs.slopes.dtype), ", expected ", name_of(acc));
+  }
+  const bool needs_grids = pairs.drops() || pairs.slopes.data != nullptr || by_grid;
+  for (const Tile& tile : tiles) {
+    if (tile.q_rows <= 0 || tile.kv_rows <= 0) continue;
+    const Reach reach = reach_of(tile);
+    if (pairs.bias.data != nullptr) check_columns("bias", pairs.bias.size[3], reach);
+    if (pairs.mask.data != nullptr && !by_grid) check_columns("mask", pairs.mask.size[3], reach);
+    if (needs_grids) check_grids(pairs, reach);
+  }
+}
+
+}  // namespace ringspan::kernel

@@ -1,0 +1,14 @@
+#pragma once
+
+#include <span>
+
+#include "ringspan/kernel/pair_inputs.h"
+#include "ringspan/mask/tile.h"
+
+namespace ringspan::kernel {
+
+// Error where an input does not reach every pair of the tiles, or a number is out of its range. Cost: one look at each
+// tile, and only where something is given.
+void check_pairs(const PairInputs& pairs, const ConstTensorView& q, std::span<const Tile> tiles);
+
+}  // namespace ringspan::kernel

@@ -1,0 +1,55 @@
+// PairInputs: what changes single pairs beside q.k. For query row i and key row j of one head
+//
+//     s_ij  = cap tanh(scale q_i.k_j / cap) + bias_factor bias_ij - slope f(|distance_ij + shift|)
+//             -inf where bias_ij is -inf or the mask says so: the pair then takes no part
+//     out_i = sum_j M_ij P_ij v_j / (1 - p)      P = softmax_j(s), M_ij = 1 where the pair's draw is kept (dropout)
+//
+// max, sum and lse are those of s: dropout leaves them as they are.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "ringspan/kernel/pair_grid.h"
+#include "ringspan/view/tensor_view.h"
+
+namespace ringspan {
+
+// A mask of bytes, [batch, heads, rows, columns] with strides in bytes (0 = the same for all of an axis).
+struct ByteMaskView {
+  const std::byte* data = nullptr;
+  std::array<int64_t, 4> size{}, stride{};
+  bool masked_value = false;    // the truth value of a byte that masks its pair out
+  bool rows_are_grids = false;  // rows and columns count from the pair's grid instead of local row and global column
+};
+
+struct Dropout {
+  double p = 0;  // probability that a pair is dropped, in [0, 1); 0 = none
+  uint64_t seed = 0, offset = 0;
+};
+
+struct PairInputs {
+  double softcap = 0;  // 0 = none
+  // [B, N, rows, columns]: rows are the local ones, columns global positions; strides may be 0. Any dtype that widens
+  // to the accumulator type of the call.
+  ConstTensorView bias{};
+  double bias_factor = 1;
+  ByteMaskView mask{};
+  // [B, N, 1, 1] in the accumulator type.
+  ConstTensorView slopes{};
+  int64_t slope_shift = 0;
+  bool slope_of_root = false;  // f is the square root instead of the identity
+  Dropout dropout{};
+  // Sorted by q_begin, the first at or before every position; every tile lies in one. Needed for dropout, slopes and
+  // masks by grid.
+  std::span<const PairGrid> grids{};
+
+  bool changes_scores() const {
+    return softcap != 0 || bias.data != nullptr || mask.data != nullptr || slopes.data != nullptr;
+  }
+  bool drops() const { return dropout.p != 0; }
+};
+
+}  // namespace ringspan
