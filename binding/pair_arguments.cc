@@ -26,14 +26,15 @@ at::Tensor expanded(const char* name, const at::Tensor& tensor, const std::vecto
   return tensor.expand(full);
 }
 
-ByteMaskView mask_view(const at::Tensor& mask) {
+ByteMaskView mask_view(const at::Tensor& mask, bool masked_value, bool by_grid) {
   ByteMaskView view;
   view.data = static_cast<const std::byte*>(mask.const_data_ptr());
   for (int axis = 0; axis < 4; ++axis) {
     view.size[axis] = mask.size(axis);
     view.stride[axis] = mask.stride(axis);
   }
-  view.masked_value = false;
+  view.masked_value = masked_value;
+  view.rows_are_grids = by_grid;
   return view;
 }
 
@@ -98,7 +99,9 @@ uint64_t hash_of(const PairArguments& a) {
                                       a.batch_offset,
                                       a.head_offset,
                                       a.total_heads,
-                                      a.slope_shift};
+                                      a.slope_shift,
+                                      a.slope_of_root,
+                                      std::bit_cast<int64_t>(a.bias_factor)};
   return hash_words(words);
 }
 
@@ -132,18 +135,25 @@ PairOperands::PairOperands(const PairArguments& arguments, const Problem& p, int
     bias_ = expanded("bias", own_bias_, full_);
   }
   if (arguments.mask) {
-    RINGSPAN_CHECK(arguments.mask->scalar_type() == at::kBool, "attn_mask is ", toString(arguments.mask->scalar_type()),
-                   "; it must be Bool here");
-    mask_ = expanded("attn_mask", *arguments.mask, full_);
+    const at::Tensor& mask = *arguments.mask;
+    RINGSPAN_CHECK(mask.scalar_type() == at::kBool || (arguments.mask_means_masked && mask.scalar_type() == at::kByte),
+                   "attn_mask is ", toString(mask.scalar_type()), "; it must be Bool here");
+    const std::vector<int64_t> of_grid = {p.batch, p.q_heads, mask.size(-2), mask.size(-1)};
+    mask_ = expanded("attn_mask", mask, arguments.mask_by_grid ? of_grid : full_);
+    mask_means_masked_ = arguments.mask_means_masked;
+    mask_by_grid_ = arguments.mask_by_grid;
   }
   if (arguments.slopes) slopes_ = dense_slopes(*arguments.slopes, p, accumulator_);
-  grids_ = {grid_of(arguments, p)};
+  numbers_.slope_of_root = arguments.slope_of_root;
+  numbers_.bias_factor = arguments.bias_factor;
+  grids_ = arguments.grids;
+  if (grids_.empty()) grids_ = {grid_of(arguments, p)};
 }
 
 PairInputs PairOperands::inputs(int64_t seed) const {
   PairInputs inputs = numbers_;
   if (bias_.defined()) inputs.bias = const_view(bias_);
-  if (mask_.defined()) inputs.mask = mask_view(mask_);
+  if (mask_.defined()) inputs.mask = mask_view(mask_, mask_means_masked_, mask_by_grid_);
   if (slopes_.defined()) inputs.slopes = const_view(slopes_);
   inputs.dropout.seed = static_cast<uint64_t>(seed);
   inputs.grids = grids_;

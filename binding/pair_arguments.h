@@ -19,8 +19,10 @@ namespace ringspan::binding {
 struct PairArguments {
   // Float; expands to [batch, query heads, local query rows, key positions].
   std::optional<at::Tensor> bias{};
-  // Bool, expands likewise; true = the pair takes part.
+  // Bool (or Byte), expands likewise; true = the pair takes part, or with `mask_means_masked` it does not. With
+  // `mask_by_grid`: [rows, columns] counted inside each grid.
   std::optional<at::Tensor> mask{};
+  bool mask_means_masked = false, mask_by_grid = false;
   // [query heads] or [batch, query heads], fp32 or the accumulator type.
   std::optional<at::Tensor> slopes{};
   double softcap = 0;    // 0 = none
@@ -30,6 +32,9 @@ struct PairArguments {
   // Where the draws of this call's pairs begin; the number of heads of the undivided call.
   int64_t offset = 0, batch_offset = 0, head_offset = 0, total_heads = 0;
   int64_t slope_shift = 0;
+  bool slope_of_root = false;
+  double bias_factor = 1;
+  std::vector<PairGrid> grids{};  // empty = one, the whole call's
 };
 
 // The numbers among them that cross the dispatcher in one list.
@@ -58,6 +63,7 @@ class PairOperands {
   PairInputs numbers_;
   at::Tensor bias_, mask_, slopes_;  // expanded
   at::Tensor own_bias_;
+  bool mask_means_masked_ = false, mask_by_grid_ = false;
   at::ScalarType accumulator_ = at::kFloat;
   std::vector<int64_t> full_;
   std::vector<PairGrid> grids_;

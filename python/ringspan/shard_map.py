@@ -229,6 +229,19 @@ class ShardMap:
         self._check_rank(0)
         return gather_rows(self, x, group, dim, grad, batch_dim)
 
+    def to_tensor(self) -> Tensor:
+        """This map as one int64 tensor [n, 6], for `q_map` and `kv_map` of the contract's ops in a group.
+
+        Rows of (batch entry, rank, local row, begin, length, stride), one for each segment. A row of rank -1 says the
+        sequence length as its length, a row of length 0 the number of local rows of its rank as its local row.
+        """
+        rows = [(0, -1, 0, 0, self.seq_len, 1)]
+        rows += [(0, rank, self.local_rows(rank), 0, 0, 1) for rank in range(self.world_size)]
+        for batch in range(self.num_lists):
+            for rank in range(self.world_size):
+                rows += [(batch, rank, *segment) for segment in self.segments(rank, batch)]
+        return torch.tensor(rows, dtype=torch.int64)
+
     def encode(self, tables: list[Tensor]) -> list[int]:
         """The two words of this map in a call's spec; its tables are appended to `tables`."""
         first = len(tables) if self.tables else 0

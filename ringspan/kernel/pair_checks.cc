@@ -29,20 +29,26 @@ void check_columns(const char* name, int64_t columns, const Reach& reach) {
                  " columns and a tile keeps keys at positions ", reach.kv_first, " to ", reach.kv_last);
 }
 
-void check_mask_of_grid(const ByteMaskView& mask, const PairGrid& grid, const Reach& reach) {
-  RINGSPAN_CHECK(reach.q_last - grid.q_begin < mask.size[2] && 0 <= reach.kv_first - grid.kv_begin &&
-                     reach.kv_last - grid.kv_begin < mask.size[3],
-                 "mask has ", mask.size[2], " rows and ", mask.size[3], " columns, and a grid at ", grid.q_begin, ", ",
-                 grid.kv_begin, " holds pairs up to ", reach.q_last, ", ", reach.kv_last);
+const PairGrid& grid_at(std::span<const PairGrid> grids, int64_t q_pos) {
+  const auto next = std::upper_bound(grids.begin(), grids.end(), q_pos,
+                                     [](int64_t at, const PairGrid& grid) { return at < grid.q_begin; });
+  RINGSPAN_CHECK(next != grids.begin(), "no grid holds query position ", q_pos);
+  return *(next - 1);
 }
 
-void check_grids(const PairInputs& pairs, const Reach& reach) {
-  const auto next = std::upper_bound(pairs.grids.begin(), pairs.grids.end(), reach.q_first,
-                                     [](int64_t at, const PairGrid& grid) { return at < grid.q_begin; });
-  RINGSPAN_CHECK(next != pairs.grids.begin(), "no grid holds query position ", reach.q_first);
-  RINGSPAN_CHECK(next == pairs.grids.end() || reach.q_last < next->q_begin, "a tile with query positions ",
-                 reach.q_first, " to ", reach.q_last, " reaches into the grid at ", next->q_begin);
-  if (pairs.mask.data != nullptr && pairs.mask.rows_are_grids) check_mask_of_grid(pairs.mask, *(next - 1), reach);
+// A tile may reach over several grids; each of its rows lies in one.
+void check_mask_of_grids(const PairInputs& pairs, const Tile& tile) {
+  for (int64_t row = 0; row < tile.q_rows; ++row) {
+    const ColumnRange columns = kept_columns(tile, row);
+    if (columns.begin >= columns.end) continue;
+    const int64_t q_pos = tile.q_pos0 + row * tile.q_stride;
+    const PairGrid& grid = grid_at(pairs.grids, q_pos);
+    const int64_t i = q_pos - grid.q_begin, first = tile.kv_pos0 + columns.begin * tile.kv_stride - grid.kv_begin,
+                  last = tile.kv_pos0 + (columns.end - 1) * tile.kv_stride - grid.kv_begin;
+    RINGSPAN_CHECK(i < pairs.mask.size[2] && 0 <= first && last < pairs.mask.size[3], "mask has ", pairs.mask.size[2],
+                   " rows and ", pairs.mask.size[3], " columns, and row ", i, " of a grid keeps columns ", first,
+                   " to ", last);
+  }
 }
 
 }  // namespace
@@ -71,7 +77,8 @@ void check_pairs(const PairInputs& pairs, const ConstTensorView& q, std::span<co
     const Reach reach = reach_of(tile);
     if (pairs.bias.data != nullptr) check_columns("bias", pairs.bias.size[3], reach);
     if (pairs.mask.data != nullptr && !by_grid) check_columns("mask", pairs.mask.size[3], reach);
-    if (needs_grids) check_grids(pairs, reach);
+    if (needs_grids) grid_at(pairs.grids, reach.q_first);
+    if (by_grid) check_mask_of_grids(pairs, tile);
   }
 }
 

@@ -8,7 +8,7 @@
 namespace ringspan::kernel {
 
 // Error where an input does not reach every pair of the tiles, or a number is out of its range. Cost: one look at each
-// tile, and only where something is given.
+// tile, at each row for a mask by grid, and only where something is given.
 void check_pairs(const PairInputs& pairs, const ConstTensorView& q, std::span<const Tile> tiles);
 
 }  // namespace ringspan::kernel

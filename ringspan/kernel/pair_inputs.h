@@ -42,8 +42,8 @@ struct PairInputs {
   int64_t slope_shift = 0;
   bool slope_of_root = false;  // f is the square root instead of the identity
   Dropout dropout{};
-  // Sorted by q_begin, the first at or before every position; every tile lies in one. Needed for dropout, slopes and
-  // masks by grid.
+  // Sorted by q_begin, the first at or before every position; a row keeps pairs of its own grid only. Needed for
+  // dropout, slopes and masks by grid.
   std::span<const PairGrid> grids{};
 
   bool changes_scores() const {

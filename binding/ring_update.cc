@@ -1,0 +1,165 @@
+// ring_attention_update: joins the results of two parts of the keys (contract 4).
+//
+//     m = max(m1, m2)    a1 = l1 e^(m1 - m)    a2 = l2 e^(m2 - m)    l = a1 + a2    out = out1 a1/l + out2 a2/l
+//
+// An empty side (m -FLT_MAX and l +FLT_MAX) takes no part; two empty sides are empty.
+#include <cfloat>
+#include <string>
+#include <tuple>
+
+#include <ATen/ATen.h>
+#include <torch/library.h>
+
+#include "ringspan/base/error.h"
+
+#include "binding/contract_call.h"
+
+namespace ringspan::binding {
+namespace {
+
+using at::Tensor;
+using std::string;
+using ThreeTensors = std::tuple<Tensor, Tensor, Tensor>;
+
+constexpr int64_t kSlots = 8;
+
+struct Side {
+  Tensor out, max, sum;
+};
+
+void check_side(const char* name, const Side& side) {
+  const at::ScalarType dtype = side.out.scalar_type();
+  RINGSPAN_CHECK(dtype == at::kHalf || dtype == at::kBFloat16 || dtype == at::kFloat, name, "_attn_out is ",
+                 toString(dtype), "; it must be Half, BFloat16 or Float");
+  RINGSPAN_CHECK(side.out.dim() == 3, name, "_attn_out has ", side.out.dim(), " dimensions; it must have 3");
+  for (const auto& [what, stats] : {std::pair("_softmax_max", &side.max), std::pair("_softmax_sum", &side.sum)}) {
+    RINGSPAN_CHECK(stats->scalar_type() == at::kFloat, name, what, " is ", toString(stats->scalar_type()),
+                   "; it must be Float");
+    RINGSPAN_CHECK(stats->dim() > 0 && stats->size(-1) == kSlots, name, what, " has shape ", stats->sizes(),
+                   "; its last size must be ", kSlots);
+  }
+}
+
+void check_pair(const char* what, const Tensor& prev, const Tensor& cur) {
+  RINGSPAN_CHECK(prev.sizes() == cur.sizes() && prev.scalar_type() == cur.scalar_type(), what, " is ",
+                 toString(prev.scalar_type()), " ", prev.sizes(), " before and ", toString(cur.scalar_type()), " ",
+                 cur.sizes(), " now; they must be alike");
+}
+
+// Documents of running ends that begin with 0 and end with `tokens`.
+std::vector<Document> documents_of(const std::optional<Tensor>& ends, int64_t tokens) {
+  RINGSPAN_CHECK(ends, "TND needs actual_seq_qlen");
+  RINGSPAN_CHECK(ends->scalar_type() == at::kLong, "actual_seq_qlen is ", toString(ends->scalar_type()),
+                 "; it must be Long");
+  const std::vector<int64_t> values = read_ends("actual_seq_qlen", *ends);
+  RINGSPAN_CHECK(values.front() == 0 && values.back() == tokens, "actual_seq_qlen goes from ", values.front(), " to ",
+                 values.back(), "; it must go from 0 to the ", tokens, " tokens");
+  std::vector<Document> documents;
+  for (size_t i = 1; i < values.size(); ++i) {
+    RINGSPAN_CHECK(values[i] >= values[i - 1], "actual_seq_qlen falls from ", values[i - 1], " to ", values[i]);
+    documents.push_back({values[i - 1], values[i] - values[i - 1], 0, 0});
+  }
+  return documents;
+}
+
+void check_stats_shape(const Side& side, at::IntArrayRef want) {
+  RINGSPAN_CHECK(side.max.sizes() == want, "prev_softmax_max has shape ", side.max.sizes(), "; it must be ", want);
+}
+
+// The weight of each row, slot 0 of [rows..., 8], laid along attn_out: [.., 1] factors of its heads.
+struct Rows {
+  bool is_sbh = true;
+  bool by_documents = false;
+  std::vector<Document> documents{};
+  int64_t heads = 0;
+};
+
+Rows read_rows(const Side& prev, const std::optional<Tensor>& ends, const string& layout,
+               const string& softmax_layout) {
+  RINGSPAN_CHECK(layout == "SBH" || layout == "TND", "input_layout is \"", layout, "\"; it must be SBH or TND");
+  RINGSPAN_CHECK(softmax_layout.empty() || softmax_layout == "SBH" || softmax_layout == "TND",
+                 "input_softmax_layout is \"", softmax_layout, "\"; it must be \"\", SBH or TND");
+  const Tensor &out = prev.out, &max = prev.max;
+  Rows rows{.is_sbh = layout == "SBH"};
+  if (rows.is_sbh) {
+    RINGSPAN_CHECK(max.dim() == 4, "prev_softmax_max has ", max.dim(), " dimensions; with SBH it has 4");
+    rows.heads = max.size(1);
+    RINGSPAN_CHECK(rows.heads > 0 && out.size(2) % rows.heads == 0, "attn_out has H = ", out.size(2), ", which the ",
+                   rows.heads, " heads of the statistics do not divide");
+    check_stats_shape(prev, {out.size(1), rows.heads, out.size(0), kSlots});
+    return rows;
+  }
+  RINGSPAN_CHECK(max.dim() == 3, "prev_softmax_max has ", max.dim(), " dimensions; with TND it has 3");
+  rows.heads = out.size(1);
+  check_stats_shape(prev, {out.size(0), rows.heads, kSlots});
+  RINGSPAN_CHECK(ends, "TND needs actual_seq_qlen");
+  rows.by_documents = softmax_layout != "TND";
+  if (rows.by_documents) rows.documents = documents_of(ends, out.size(0));
+  return rows;
+}
+
+// out * weight in fp32, the heads apart: [S, B, N, D] or [T, N, D].
+Tensor weighed(const Tensor& out, const Tensor& weight, const Rows& rows) {
+  const Tensor slot = weight.select(-1, 0);
+  if (rows.is_sbh) {
+    const Tensor apart = out.to(at::kFloat).unflatten(2, {rows.heads, out.size(2) / rows.heads});
+    return apart * slot.permute({2, 0, 1}).unsqueeze(-1);
+  }
+  const Tensor by_row =
+      rows.by_documents ? from_document_order(weight, rows.documents).select(-1, 0).transpose(0, 1) : slot;
+  return out.to(at::kFloat) * by_row.unsqueeze(-1);
+}
+
+ThreeTensors update(const Side& prev, const Side& cur, const Rows& rows) {
+  const auto empty = [](const Side& side) { return at::logical_and(side.max == -FLT_MAX, side.sum == FLT_MAX); };
+  const Tensor no_prev = empty(prev), no_cur = empty(cur), none = at::logical_and(no_prev, no_cur);
+  const Tensor m = at::maximum(prev.max, cur.max);
+  const auto share = [&](const Side& side, const Tensor& is_empty) {
+    return at::where(is_empty, at::zeros({}, m.options()), side.sum * (side.max - m).exp());
+  };
+  const Tensor a = share(prev, no_prev), b = share(cur, no_cur), l = a + b;
+  const auto weight = [&](const Tensor& part) { return at::where(none, at::zeros({}, m.options()), part / l); };
+  // An empty side may hold anything.
+  const auto out_of = [&](const Side& side, const Tensor& is_empty, const Tensor& part) {
+    const Tensor zero = weighed(at::ones_like(side.out), is_empty.to(at::kFloat), rows);
+    return at::where(zero != 0, at::zeros({}, m.options()), weighed(side.out, weight(part), rows));
+  };
+  const Tensor out = out_of(prev, no_prev, a) + out_of(cur, no_cur, b);
+  return {out.reshape(prev.out.sizes()).to(prev.out.scalar_type()), m,
+          at::where(none, at::scalar_tensor(FLT_MAX, l.options()), l)};
+}
+
+ThreeTensors ring_update(const Tensor& prev_out, const Tensor& prev_max, const Tensor& prev_sum, const Tensor& cur_out,
+                         const Tensor& cur_max, const Tensor& cur_sum, const std::optional<Tensor>& ends, string layout,
+                         string softmax_layout) {
+  return contract_errors([&] {
+    const Side prev{prev_out, prev_max, prev_sum}, cur{cur_out, cur_max, cur_sum};
+    check_side("prev", prev);
+    check_side("cur", cur);
+    check_pair("attn_out", prev_out, cur_out);
+    for (const Tensor* stats : {&prev_sum, &cur_max, &cur_sum}) check_pair("the softmax statistics", prev_max, *stats);
+    return update(prev, cur, read_rows(prev, ends, layout, softmax_layout));
+  });
+}
+
+ThreeTensors ring_update_meta(const Tensor& prev_out, const Tensor& prev_max, const Tensor& prev_sum, const Tensor&,
+                              const Tensor&, const Tensor&, const std::optional<Tensor>&, string, string) {
+  const auto like = [](const Tensor& tensor) { return at::empty_symint(tensor.sym_sizes(), tensor.options()); };
+  return {like(prev_out), like(prev_max), like(prev_sum)};
+}
+
+}  // namespace
+
+TORCH_LIBRARY_FRAGMENT(ringspan, m) {
+  m.def(
+      "ring_attention_update(Tensor prev_attn_out, Tensor prev_softmax_max, Tensor prev_softmax_sum, "
+      "Tensor cur_attn_out, Tensor cur_softmax_max, Tensor cur_softmax_sum, *, Tensor? actual_seq_qlen=None, "
+      "str input_layout=\"SBH\", str input_softmax_layout=\"\") -> (Tensor attn_out, Tensor softmax_max, "
+      "Tensor softmax_sum)",
+      {at::Tag::pt2_compliant_tag});
+}
+
+TORCH_LIBRARY_IMPL(ringspan, CompositeExplicitAutograd, m) { m.impl("ring_attention_update", &ring_update); }
+TORCH_LIBRARY_IMPL(ringspan, Meta, m) { m.impl("ring_attention_update", &ring_update_meta); }
+
+}  // namespace ringspan::binding
