@@ -141,7 +141,8 @@ std::vector<Document> read_documents(const std::vector<int64_t>& q_ends, const s
 
 void check_tokens(const ContractArguments& a, const ContractSizes& s, int64_t q_len, int64_t kv_len,
                   const std::vector<Document>& documents) {
-  // Without a mask, mode, tokens and prefix mean nothing (2.4).
+  // Without a mask, mode and tokens mean nothing (2.4). A prefix would be lost.
+  RINGSPAN_CHECK(a.atten_mask || !a.prefix || a.prefix->empty(), "prefix is given and atten_mask is not");
   if (!a.atten_mask) return;
   const int64_t pre = a.pre_tokens, next = a.next_tokens;
   check_prefix(a, s, q_len, kv_len, documents);

@@ -95,7 +95,8 @@ class Call:
         bias = self.bias
         if self.pse is not None:
             full = (self.batch, self.q_heads, self.q_len, self.kv_len)
-            bias = self.scale * np.broadcast_to(self.pse.detach().double().numpy(), full)
+            pse = self.scale * np.broadcast_to(self.pse.detach().double().numpy(), full)
+            bias = pse if bias is None else bias + pse
         sink = None if self.sink is None else self.sink.detach().double().numpy()
         terms = {} if self.dropped is None else {"dropped": self.dropped, "dropout_p": 1 - self.arguments["keep_prob"]}
         return oracle.attend(q, k, v, keep, dout, None, self.scale, sink, bias=bias, **terms)
@@ -115,14 +116,14 @@ def documents(q_lengths: list[int], kv_lengths: list[int], mode: int, **changes:
     """keep [1, T1, T2] of packed documents; modes 7 and 8 by their definition."""
     keep = np.zeros((1, sum(q_lengths), sum(kv_lengths)), bool)
     filled = [index for index, length in enumerate(q_lengths) if length > 0]
-    band = {7: filled[-1], 8: filled[0]}.get(mode)
+    band = {7: filled[-1:], 8: filled[:1]}.get(mode)
     q = kv = 0
     for index, (rows, columns) in enumerate(zip(q_lengths, kv_lengths, strict=True)):
         own, numbers = mode, dict(changes)
         if "prefix" in numbers:
             numbers["prefix"] = numbers["prefix"][index]
         if mode in (7, 8):
-            own = 4 if index == band else {7: 3, 8: 2}[mode]
+            own = 4 if [index] == band else {7: 3, 8: 2}[mode]
         keep[0, q : q + rows, kv : kv + columns] = kept(own, rows, columns, **numbers)
         q, kv = q + rows, kv + columns
     return keep

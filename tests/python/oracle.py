@@ -77,7 +77,8 @@ def attend(
     if sink is not None:
         column = np.broadcast_to(np.asarray(sink, dtype=float)[None, :, None, None], (*score.shape[:3], 1))
         score = np.concatenate([score, column], axis=-1)
-        wide_k, wide_v = (np.concatenate([wide, np.zeros_like(wide[:, :, :1])], axis=2) for wide in (wide_k, wide_v))
+        none = [np.zeros((*wide.shape[:2], 1, wide.shape[3])) for wide in (wide_k, wide_v)]
+        wide_k, wide_v = (np.concatenate(pair, axis=2) for pair in zip((wide_k, wide_v), none, strict=True))
         factor = np.concatenate([factor, np.ones_like(column)], axis=-1)
     peak = score.max(axis=-1, keepdims=True, initial=-np.inf)
     peak = np.where(np.isfinite(peak), peak, 0.0)

@@ -67,6 +67,12 @@ Outputs oracle_forward(const Inputs& inputs) {
     score.at(b, n, i, j) = s;
     outputs.max.at(b, n, i) = std::max(outputs.max.at(b, n, i), s);
   });
+  for_each_index(stats, [&](int64_t b, int64_t n, int64_t i, int64_t) {
+    if (inputs.sink.empty() || inputs.sink[n] == -kInfinity) return;
+    outputs.max.at(b, n, i) = std::max(outputs.max.at(b, n, i), inputs.sink[n]);
+    outputs.sum.at(b, n, i) = std::exp(inputs.sink[n] - outputs.max.at(b, n, i));
+    outputs.lse.at(b, n, i) = inputs.sink[n];
+  });
   for_each_kept(inputs, [&](int64_t b, int64_t n, int64_t, int64_t i, int64_t j) {
     outputs.p.at(b, n, i, j) = std::exp(score.at(b, n, i, j) - outputs.max.at(b, n, i));
     outputs.sum.at(b, n, i) += outputs.p.at(b, n, i, j);
@@ -88,6 +94,14 @@ Gradients oracle_backward(const Inputs& inputs, const Outputs& outputs, const Ar
     gradients.delta.at(b, n, i) =
         dot(outputs.out.row(b, n, i), dout.row(b, n, i), v_dim) - (dlse.data.empty() ? 0.0 : dlse.at(b, n, i));
   });
+  for (std::size_t n = 0; n < inputs.sink.size(); ++n) {
+    gradients.dsink.push_back(0);
+    for_each_index({outputs.lse.size[0], 1, outputs.lse.size[2], 1}, [&](int64_t b, int64_t, int64_t i, int64_t) {
+      const auto head = static_cast<int64_t>(n);
+      if (inputs.sink[n] == -kInfinity) return;
+      gradients.dsink[n] -= std::exp(inputs.sink[n] - outputs.lse.at(b, head, i)) * gradients.delta.at(b, head, i);
+    });
+  }
   for_each_kept(inputs, [&](int64_t b, int64_t n, int64_t g, int64_t i, int64_t j) {
     const double p = outputs.p.at(b, n, i, j);
     const double factor = value_factor(inputs.terms, b, n, i, j);

@@ -28,6 +28,7 @@ struct Inputs {
   double scale = 1;
   Keep keep;
   PairTerms terms{};
+  std::vector<double> sink{};  // one score per query head that joins every row with no value; empty = none
 };
 
 struct Outputs {
@@ -41,6 +42,7 @@ struct Gradients {
   Array dq, dk, dv;
   Array delta;  // sum_d out * dout - dlse, [B, N, Sq, 1]
   Array ds;     // [B, N, Sq, Skv], gradient of the scores, cap and bias included
+  std::vector<double> dsink{};
 };
 // `dlse` may have size 0: then it counts as 0.
 Gradients oracle_backward(const Inputs& inputs, const Outputs& outputs, const Array& dout, const Array& dlse = {});

@@ -36,7 +36,58 @@ void put_back(const Array& local, const ShardMap& map, int64_t rank, Array& glob
 
 struct LocalTensors {
   Tensor q, k, v, dout, dlse, out, max, sum, lse, dq, dk, dv;
+  Tensor bias, dbias, sink, dsink;
+  std::vector<std::byte> mask;
+  PairGrid grid{};
 };
+
+// A view of the full size over a tensor that shares axes.
+template <class View>
+View shared(View view, const std::array<int64_t, 4>& full) {
+  for (int axis = 0; axis < 4; ++axis) {
+    if (view.size[axis] == 1) view.stride[axis] = 0;
+  }
+  view.size = full;
+  return view;
+}
+
+// What changes single pairs of a rank, over the tensors in `t`.
+void add_pairs(const Plan& plan, const RingInputs& in, int64_t rank, LocalTensors& t) {
+  const Problem& p = plan.problem();
+  const DType wide = accumulator_of(p.dtype);
+  if (!in.bias.data.empty()) {
+    const bool by_row = in.bias.size[2] == p.q_len && p.q_len != 1;
+    const Array local = by_row ? shard_of(in.bias, plan.q_map(), rank, 1e30) : in.bias;
+    t.bias = Tensor(local, p.dtype);
+    t.dbias = Tensor(wide, local.size);
+  }
+  if (!in.mask.data.empty()) {
+    for (const double keeps : shard_of(in.mask, plan.q_map(), rank, 0).data) t.mask.push_back(std::byte(keeps != 0));
+  }
+  if (in.sink.empty()) return;
+  t.sink = Tensor(array_of({1, p.q_heads, 1, 1}, in.sink), wide);
+  t.dsink = Tensor(wide, {1, p.q_heads, 1, 1});
+}
+
+Extras extras_of(const Problem& p, const RingInputs& in, int64_t q_rows, LocalTensors& t) {
+  Extras extras;
+  PairInputs& pairs = extras.pairs;
+  const std::array<int64_t, 4> full{p.batch, p.q_heads, q_rows, p.kv_len};
+  if (!in.bias.data.empty()) pairs.bias = shared(std::as_const(t.bias).view(), full);
+  if (!in.mask.data.empty()) {
+    pairs.mask = {t.mask.data(), full, {}, false};
+    pairs.mask.stride = {in.mask.size[0] == 1 ? 0 : in.mask.size[1] * q_rows * p.kv_len,
+                         in.mask.size[1] == 1 ? 0 : q_rows * p.kv_len, p.kv_len, 1};
+  }
+  if (!in.sink.empty()) extras.sink = std::as_const(t.sink).view();
+  pairs.softcap = in.softcap;
+  pairs.dropout = in.dropout;
+  t.grid.row_stride = static_cast<uint64_t>(p.kv_len);
+  t.grid.head_stride = static_cast<uint64_t>(p.q_len * p.kv_len);
+  t.grid.batch_stride = static_cast<uint64_t>(p.q_heads) * t.grid.head_stride;
+  pairs.grids = std::span(&t.grid, 1);
+  return extras;
+}
 
 // Outputs start as rubbish, so that what a call forgets to write is seen.
 LocalTensors local_tensors(const Plan& plan, const RingInputs& in, int64_t rank, double padding) {
@@ -63,6 +114,21 @@ LocalTensors local_tensors(const Plan& plan, const RingInputs& in, int64_t rank,
   t.dk = output(p.kv_heads, kv_rows, p.qk_dim, p.dtype);
   t.dv = output(p.kv_heads, kv_rows, p.v_dim, p.dtype);
   return t;
+}
+
+// Gradients of what ranks share are parts; those of rows are in the place of the row.
+void add_shared_gradients(const Plan& plan, const RingInputs& in, int64_t rank, const LocalTensors& t,
+                          RingResults& results) {
+  for (std::size_t n = 0; n < in.sink.size(); ++n) {
+    results.dsink[n] += t.dsink.array().at(0, static_cast<int64_t>(n), 0);
+  }
+  if (in.bias.data.empty()) return;
+  if (in.bias.size[2] == plan.problem().q_len && in.bias.size[2] != 1) {
+    put_back(t.dbias.array(), plan.q_map(), rank, results.dbias);
+    return;
+  }
+  const Array part = t.dbias.array();
+  for (std::size_t i = 0; i < part.data.size(); ++i) results.dbias.data[i] += part.data[i];
 }
 
 }  // namespace
@@ -96,9 +162,14 @@ RingResults run_ring(const Plan& plan, const RingInputs& in, const RingOptions& 
     const ConstTensorView q = t.q.view(), k = t.k.view(), v = t.v.view(), dout = t.dout.view();
     const ConstTensorView dlse = in.dlse.data.empty() ? ConstTensorView{} : t.dlse.view();
     if (options.before_forward) options.before_forward(rank);
-    ring_forward(part, transport, q, k, v, output, pool);
+    add_pairs(plan, in, rank, t);
+    const std::array<int64_t, 4> full{p.batch, p.q_heads, plan.q_map().local_rows(rank), p.kv_len};
+    const Extras extras = extras_of(p, in, full[2], t);
+    ring_forward(part, transport, q, k, v, output, pool, extras);
     results.forward[rank] = transport.counters();
-    ring_backward(part, transport, q, k, v, output, dout, dlse, {t.dq.view(), t.dk.view(), t.dv.view()}, pool);
+    const GradsView grads{t.dq.view(), t.dk.view(), t.dv.view(), in.sink.empty() ? TensorView{} : t.dsink.view(),
+                          in.bias.data.empty() ? TensorView{} : shared(t.dbias.view(), full)};
+    ring_backward(part, transport, q, k, v, output, dout, dlse, grads, pool, extras);
     results.total[rank] = transport.counters();
   });
   results.out = Array({p.batch, p.q_heads, p.q_len, p.v_dim});
@@ -106,8 +177,11 @@ RingResults run_ring(const Plan& plan, const RingInputs& in, const RingOptions& 
   results.dq = Array({p.batch, p.q_heads, p.q_len, p.qk_dim});
   results.dk = Array({p.batch, p.kv_heads, p.kv_len, p.qk_dim});
   results.dv = Array({p.batch, p.kv_heads, p.kv_len, p.v_dim});
+  results.dbias = Array(in.bias.size);
+  results.dsink.assign(in.sink.size(), 0);
   for (int64_t rank = 0; rank < world; ++rank) {
     const LocalTensors& t = tensors[rank];
+    add_shared_gradients(plan, in, rank, t, results);
     results.local_out[rank] = t.out.array();
     results.local_dq[rank] = t.dq.array();
     results.local_dk[rank] = t.dk.array();

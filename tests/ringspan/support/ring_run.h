@@ -5,6 +5,7 @@
 #include <functional>
 #include <vector>
 
+#include "ringspan/kernel/pair_inputs.h"
 #include "ringspan/plan/plan.h"
 #include "ringspan/transport/inproc/inproc.h"
 
@@ -14,10 +15,17 @@ namespace ringspan::test {
 
 struct RingInputs {
   Array q, k, v, dout, dlse;  // global order; an empty dlse counts as 0
+  // [B or 1, N or 1, Sq or 1, Skv] in the dtype of the call; [.., .., Sq, Skv] where 1 keeps the pair. Empty = none.
+  Array bias{}, mask{};
+  std::vector<double> sink{};  // one per query head; empty = none
+  double softcap = 0;
+  Dropout dropout{};  // over the grid of the whole call
 };
 
 struct RingResults {
   Array out, max, sum, lse, dq, dk, dv;              // global order; what no rank holds stays 0
+  Array dbias;                                       // of the bias's shape, all ranks' parts together
+  std::vector<double> dsink;                         // likewise
   std::vector<Array> local_out, local_dq, local_dk;  // by rank, padding rows included
   std::vector<Transport::Counters> forward, total;   // what each rank sent
 };
