@@ -25,6 +25,7 @@ from types import ModuleType
 import cost_rows
 import decode_rows
 import kernel_rows
+import pair_rows
 import peak
 import ring_rows
 from output import Output
@@ -35,6 +36,7 @@ from settings import Settings
 FAMILIES: dict[str, ModuleType] = {
     "kernel": kernel_rows,
     "decode": decode_rows,
+    "pairs": pair_rows,
     "ring": ring_rows,
     "cost": cost_rows,
 }

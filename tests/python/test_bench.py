@@ -26,6 +26,7 @@ def test_tiny_rows_are_right_and_complete(tmp_path: Path) -> None:
         "kernel": ("kernel/*32/*/causal/*/T1", ["ratio", "share_of_peak", "gflops", "peak_gflops", "errors"]),
         "decode": ("decode/bf16/H1/T2", ["ratio", "share_of_peak"]),
         "ring": ("ring/bf16/forward_backward/causal/*", ["ratio", "slowdown", "slowdown_p2p", "errors"]),
+        "pairs": ("pairs/*/forward/*/D64/T1", ["threads"]),
         "cost": ("cost/small_call/*", ["call_us"]),
     }
     globs = [glob for glob, _ in measured.values()]

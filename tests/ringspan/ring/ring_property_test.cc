@@ -1,5 +1,5 @@
-// Random calls on in-process ranks against the oracle: problem, mask of up to 8 bands, maps, world 1 to 6, layout, dtype,
-// grouped heads, and everything that changes single pairs, forward and all gradients.
+// Random calls on in-process ranks against the oracle: problem, mask of up to 8 bands, maps, world 1 to 6, layout,
+// dtype, grouped heads, and everything that changes single pairs, forward and all gradients.
 //
 //   RINGSPAN_DRAWS=50000 RINGSPAN_SEED=1 ringspan_tests --gtest_filter='RingProperty.*'      more of them
 //   RINGSPAN_DRAWS=1 RINGSPAN_SEED=1234                                                      the one that failed
