@@ -218,6 +218,20 @@ def test_opcheck_of_the_inner_ops():
             torch.library.opcheck(OPS.attention_backward.default, (*grads, *inputs, out, lse, number, *rest))
 
 
+def test_opcheck_with_everything_that_changes_pairs():
+    query, key, value = (torch.randn(1, heads, 5, 4) for heads in (4, 2, 2))
+    rest = (spec_of(5, [FULL]), [], 0.5, "BNSD", 4, "", "ring", "auto", False)
+    pairs = {"bias": torch.randn(4, 5, 5), "attn_mask": torch.rand(5, 5) > 0.3, "slopes": torch.rand(4)}
+    numbers = {"softcap": 2.0, "dropout_p": 0.25, "places": [3, 0, 0, 4, 0, 0]}
+    seed = {"seed": torch.tensor([9])}
+    forward = (query, key, value, None, *rest, True)
+    torch.library.opcheck(OPS.attention_forward.default, forward, pairs | numbers | seed)
+    out, _, _, lse, called = OPS.attention_forward(*forward, **pairs, **numbers, **seed)
+    assert called.tolist() == [0, 9]
+    backward = (torch.randn_like(out), None, query, key, value, None, out, lse, called, *rest)
+    torch.library.opcheck(OPS.attention_backward.default, backward, pairs | numbers | {"wants_bias": True})
+
+
 def test_plans_are_found_by_content():
     built = lambda: OPS._plan_cache_counts()[1]  # noqa: E731
     ids = torch.randint(1, 9, (1, 50))

@@ -151,6 +151,28 @@ def test_cross_attention_with_two_maps(pool, world):
     judge.check(pool, world, cases)
 
 
+@pytest.mark.parametrize("rows", [1, 2, 40, 300])
+@pytest.mark.parametrize("world", [1, 2, 3, 4])
+def test_decode_and_chunked_prefill(pool, world, rows):
+    """Queries at the end of the sequence, dealt out; keys stay where they were; statistics of all ranks merge."""
+    seq_len = 331
+    tail = range(seq_len - rows, seq_len)
+    dealt = tuple(tuple(tail[rank::world]) for rank in range(world))
+    first = tuple(tuple(tail) if rank == 0 else () for rank in range(world))
+    cases = []
+    for index, (queries, keys) in enumerate(itertools.product((dealt, first), (("contiguous",), ("striped",)))):
+        case = Case(
+            ("causal",), ("positions", queries), keys, seq_len=seq_len, qk_dim=32, v_dim=24, seed=index,
+            exchange=EXCHANGES[index % 3], dtype=("float32", "bfloat16")[index % 2], lse_grad=True,
+        )  # fmt: skip
+        cases += [
+            case,
+            case.but(mask=("window", 100, 0), sink=(0.5, -1.0, 2.0, 0.25)),
+            case.but(attn_mask="SK", softcap=4.0),
+        ]
+    judge.check(pool, world, cases)
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_half_types_do_not_lose_precision_with_ranks(pool, dtype):
     """Case A06 over masks, splits and exchanges."""

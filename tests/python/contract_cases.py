@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,11 +19,13 @@ SHAPES = {
 }
 
 
-def upper(rows: int = 2048, columns: int = 2048) -> torch.Tensor:
+@functools.cache
+def upper() -> torch.Tensor:
     """The compressed mask of modes 2, 3, 4, 7 and 8."""
-    return torch.ones(rows, columns, dtype=torch.bool).triu(1)
+    return torch.ones(2048, 2048, dtype=torch.bool).triu(1)
 
 
+@functools.cache
 def prefix_mask() -> torch.Tensor:
     """The compressed mask of mode 6."""
     lower = torch.zeros(1024, 2048, dtype=torch.bool)

@@ -265,3 +265,64 @@ def test_one_thread_and_two_give_equal_bits():
         results.append([out, *torch.autograd.grad(out.sum(), leaves)])
     torch.set_num_threads(1)
     assert all(torch.equal(one, two) for one, two in zip(*results, strict=True))
+
+
+def test_biases_and_dropout_under_autocast():
+    """What enters the softmax keeps its dtype; the products take autocast's."""
+    q, k, v = (torch.randn(1, 2, 12, 8, requires_grad=True) for _ in range(3))
+    bias = torch.randn(2, 12, 12, requires_grad=True)
+    options = {"mask": rs.causal(), "bias": bias, "softcap": 3.0, "dropout_p": 0.25, "seed": 4}
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = rs.attention(q, k, v, **options)
+    assert out.dtype == torch.bfloat16
+    half = [x.detach().bfloat16().requires_grad_() for x in (q, k, v)]
+    assert torch.equal(out, rs.attention(*half, **options))
+    gradients = torch.autograd.grad(out.float().sum(), (q, bias))
+    assert [x.dtype for x in gradients] == [torch.float32, torch.float32]
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_biases_compile_whole_and_new_lengths_do_not_recompile_for_ever(dynamic):
+    torch._dynamo.reset()
+
+    @torch.compile(fullgraph=True, backend="aot_eager", dynamic=dynamic)
+    def attend(q, bias, keep):
+        return rs.attention(q, q, q, mask=rs.causal(), bias=bias, attn_mask=keep, softcap=5.0, dropout_p=0.1, seed=3)
+
+    for seq_len in (9, 14, 17):
+        q = torch.randn(1, 2, seq_len, 8, requires_grad=True)
+        bias, keep = torch.randn(seq_len, seq_len, requires_grad=True), torch.rand(seq_len, seq_len) > 0.2
+        eager = rs.attention(q, q, q, mask=rs.causal(), bias=bias, attn_mask=keep, softcap=5.0, dropout_p=0.1, seed=3)
+        compiled = attend(q, bias, keep)
+        torch.testing.assert_close(compiled, eager)
+        dout = torch.randn_like(eager)
+        for one, other in zip(
+            torch.autograd.grad(compiled, (q, bias), dout), torch.autograd.grad(eager, (q, bias), dout), strict=True
+        ):
+            torch.testing.assert_close(one, other)
+
+
+def test_gradcheck_with_everything_that_changes_pairs():
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, 2, 5, 3, dtype=torch.float64, requires_grad=True) for _ in range(3))
+    bias = torch.randn(1, 1, 5, 5, dtype=torch.float64, requires_grad=True)
+    row = torch.randn(2, 1, 5, dtype=torch.float64, requires_grad=True)
+
+    def call(q, k, v, bias, row):
+        return rs.attention(q, k, v, attn_mask=bias, bias=row, softcap=1.5, dropout_p=0.3, seed=2)
+
+    assert torch.autograd.gradcheck(call, (q, k, v, bias, row))
+
+
+def test_a_mask_tensor_beside_a_mask():
+    """Both must keep a pair; rows that keep nothing are empty."""
+    q, k, v = (torch.randn(2, 2, 9, 4, dtype=torch.float64) for _ in range(3))
+    keep = torch.rand(2, 1, 9, 9) > 0.4
+    keep[0, 0, 3] = False
+    out, stats = rs.attention(q, k, v, mask=rs.window(4), attn_mask=keep, return_stats=True)
+    both = keep & (torch.ones(9, 9).tril() * torch.ones(9, 9).triu(-4)).bool()
+    scores = (q @ k.mT / 2).masked_fill(~both, -torch.inf)
+    right = torch.where(both.any(-1, keepdim=True), scores.softmax(-1), 0.0) @ v
+    torch.testing.assert_close(out, right)
+    torch.testing.assert_close(stats.lse, scores.logsumexp(-1))
+    assert (out[0, :, 3] == 0).all()
