@@ -27,9 +27,9 @@ def test_the_counter_counts_what_is_posted(pool, world):
 
 @pytest.mark.parametrize("exchange", EXCHANGES)
 @pytest.mark.parametrize("world", [1, 2, 4])
-def test_peak_bytes_are_those_of_the_allocator(pool, world, exchange):
+def test_peak_bytes_are_those_of_the_allocator(profiled_pool, world, exchange):
     """Exact for p2p but for the small tensors of the agreement and of autograd; `ledger_jobs.peaks` has the bounds."""
     for dtype in ("float32", "bfloat16"):
-        for rank in pool.run("ledger_jobs:peaks", world, exchange=exchange, dtype=dtype):
+        for rank in profiled_pool.run("ledger_jobs:peaks", world, exchange=exchange, dtype=dtype):
             for held, least, most in rank:
                 assert least - 4096 <= held <= most + 4096, f"{exchange} {dtype}: {rank}"

@@ -110,19 +110,21 @@ def peaks(pool, world, **arguments):
 
 
 @pytest.mark.parametrize("exchange", ["all_to_all", "p2p"])
-def test_a24_buffers_do_not_grow_with_ranks(pool, exchange):
+def test_a24_buffers_do_not_grow_with_ranks(profiled_pool, exchange):
     """Forward: two K/V buffers and the output. Backward: two K/V, dK/dV as two buffers, one in flight and the result,
     and dq. The same on 2 and 4 ranks."""
     slack = 256 * 1024
     for world in (2, 4):
-        peak, kv, out = peaks(pool, world, exchange=exchange, rows=1024, backward=False)
+        peak, kv, out = peaks(profiled_pool, world, exchange=exchange, rows=1024, backward=False)
         assert 0 < peak <= 2 * kv + out + slack, f"forward {peak} on {world} ranks, K and V are {kv}"
-        peak, kv, out = peaks(pool, world, exchange=exchange, rows=1024, backward=True)
+        peak, kv, out = peaks(profiled_pool, world, exchange=exchange, rows=1024, backward=True)
         assert 0 < peak <= 2 * kv + 4 * kv + out + slack, f"backward {peak} on {world} ranks, K and V are {kv}"
 
 
 @pytest.mark.parametrize("exchange", EXCHANGES)
-def test_a24_no_dense_matrix(pool, exchange):
+def test_a24_no_dense_matrix(profiled_pool, exchange):
     for backward in (False, True):
-        small, large = (peaks(pool, 2, exchange=exchange, rows=rows, backward=backward)[0] for rows in (1024, 4096))
+        small, large = (
+            peaks(profiled_pool, 2, exchange=exchange, rows=rows, backward=backward)[0] for rows in (1024, 4096)
+        )
         assert large <= 4.5 * small
