@@ -42,8 +42,8 @@ def profiled_pool() -> Iterator[Pool]:
     """Processes for jobs that profile: they end with the module, and nothing else runs in them.
 
     Each process of the shared pool that ever crashed had profiled before, minutes earlier, in another test. PyTorch's
-    profiler has known races with other threads when it stops (such as pytorch/pytorch#187483); that this was one of them
-    is likely and not proven.
+    profiler has known races with other threads when it stops (such as pytorch/pytorch#187483); that this was one of
+    them is likely and not proven.
     """
     pool = Pool()
     yield pool
