@@ -74,6 +74,12 @@ def one_differs(group: dist.ProcessGroup, what: str, exchange: str) -> Outcome:
         exchange = "all_gather" if odd else "p2p"
     elif what == "gradients":
         inputs = [x.requires_grad_(odd) for x in inputs]
+    elif what == "softcap":
+        options["softcap"] = 30.0 if odd else 20.0
+    elif what == "dropout":
+        options |= {"dropout_p": 0.5 if odd else 0.25, "seed": 3}
+    elif what == "bias":
+        options["bias"] = torch.zeros(1, 8 * world) if odd else None
     elif what == "layout":
         options["layout"] = "BSND" if odd else "BNSD"
         inputs = [torch.zeros(1, 4, 4, 8) for _ in range(3)]
@@ -94,8 +100,10 @@ def one_is_refused(group: dist.ProcessGroup, what: str) -> Outcome:
             inputs[1] = inputs[1].double()
         elif what == "dimensions":
             inputs[0] = inputs[0][0]
-        elif what == "softcap":
-            options["softcap"] = 30.0
+        elif what == "schedule":
+            options["schedule"] = "ulysses"
+        elif what == "rows of a mask":
+            options["attn_mask"] = torch.ones(7, 8 * world, dtype=torch.bool)
         elif what == "map of another world":
             options["shard_map"] = rs.ShardMap.contiguous(8 * world, world + 1)
         elif what == "rows against the map":
