@@ -13,9 +13,14 @@
 
 namespace ringspan::binding {
 
+constexpr int64_t kStatSlots = 8;
+
 struct ContractStats {
   at::Tensor max, sum;
 };
+
+// Bool, slot by slot: the values of an empty row, both of them.
+at::Tensor is_empty_row(const at::Tensor& max, const at::Tensor& sum);
 
 // Shape of each.
 std::vector<int64_t> contract_stats_shape(const ContractSizes& sizes);

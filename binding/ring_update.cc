@@ -21,8 +21,6 @@ using at::Tensor;
 using std::string;
 using ThreeTensors = std::tuple<Tensor, Tensor, Tensor>;
 
-constexpr int64_t kSlots = 8;
-
 struct Side {
   Tensor out, max, sum;
 };
@@ -35,8 +33,8 @@ void check_side(const char* name, const Side& side) {
   for (const auto& [what, stats] : {std::pair("_softmax_max", &side.max), std::pair("_softmax_sum", &side.sum)}) {
     RINGSPAN_CHECK(stats->scalar_type() == at::kFloat, name, what, " is ", toString(stats->scalar_type()),
                    "; it must be Float");
-    RINGSPAN_CHECK(stats->dim() > 0 && stats->size(-1) == kSlots, name, what, " has shape ", stats->sizes(),
-                   "; its last size must be ", kSlots);
+    RINGSPAN_CHECK(stats->dim() > 0 && stats->size(-1) == kStatSlots, name, what, " has shape ", stats->sizes(),
+                   "; its last size must be ", kStatSlots);
   }
 }
 
@@ -66,7 +64,7 @@ void check_stats_shape(const Side& side, at::IntArrayRef want) {
   RINGSPAN_CHECK(side.max.sizes() == want, "prev_softmax_max has shape ", side.max.sizes(), "; it must be ", want);
 }
 
-// The weight of each row, slot 0 of [rows..., 8], laid along attn_out: [.., 1] factors of its heads.
+// How the rows of the statistics lie along attn_out.
 struct Rows {
   bool is_sbh = true;
   bool by_documents = false;
@@ -86,43 +84,42 @@ Rows read_rows(const Side& prev, const std::optional<Tensor>& ends, const string
     rows.heads = max.size(1);
     RINGSPAN_CHECK(rows.heads > 0 && out.size(2) % rows.heads == 0, "attn_out has H = ", out.size(2), ", which the ",
                    rows.heads, " heads of the statistics do not divide");
-    check_stats_shape(prev, {out.size(1), rows.heads, out.size(0), kSlots});
+    check_stats_shape(prev, {out.size(1), rows.heads, out.size(0), kStatSlots});
     return rows;
   }
   RINGSPAN_CHECK(max.dim() == 3, "prev_softmax_max has ", max.dim(), " dimensions; with TND it has 3");
   rows.heads = out.size(1);
-  check_stats_shape(prev, {out.size(0), rows.heads, kSlots});
+  check_stats_shape(prev, {out.size(0), rows.heads, kStatSlots});
   RINGSPAN_CHECK(ends, "TND needs actual_seq_qlen");
   rows.by_documents = softmax_layout != "TND";
   if (rows.by_documents) rows.documents = documents_of(ends, out.size(0));
   return rows;
 }
 
-// out * weight in fp32, the heads apart: [S, B, N, D] or [T, N, D].
-Tensor weighed(const Tensor& out, const Tensor& weight, const Rows& rows) {
-  const Tensor slot = weight.select(-1, 0);
-  if (rows.is_sbh) {
-    const Tensor apart = out.to(at::kFloat).unflatten(2, {rows.heads, out.size(2) / rows.heads});
-    return apart * slot.permute({2, 0, 1}).unsqueeze(-1);
-  }
-  const Tensor by_row =
-      rows.by_documents ? from_document_order(weight, rows.documents).select(-1, 0).transpose(0, 1) : slot;
-  return out.to(at::kFloat) * by_row.unsqueeze(-1);
+// attn_out with its heads apart, [S, B, N, D] or [T, N, D].
+Tensor heads_apart(const Tensor& out, const Rows& rows) {
+  return rows.is_sbh ? out.unflatten(2, {rows.heads, out.size(2) / rows.heads}) : out;
+}
+
+// Slot 0 of every row, along heads_apart: [S, B, N, 1] or [T, N, 1].
+Tensor along_rows(const Tensor& stats, const Rows& rows) {
+  if (rows.is_sbh) return stats.select(-1, 0).permute({2, 0, 1}).unsqueeze(-1);
+  const Tensor in_order = rows.by_documents ? from_document_order(stats, rows.documents).transpose(0, 1) : stats;
+  return in_order.select(-1, 0).unsqueeze(-1);
 }
 
 ThreeTensors update(const Side& prev, const Side& cur, const Rows& rows) {
-  const auto empty = [](const Side& side) { return at::logical_and(side.max == -FLT_MAX, side.sum == FLT_MAX); };
-  const Tensor no_prev = empty(prev), no_cur = empty(cur), none = at::logical_and(no_prev, no_cur);
-  const Tensor m = at::maximum(prev.max, cur.max);
+  const Tensor no_prev = is_empty_row(prev.max, prev.sum), no_cur = is_empty_row(cur.max, cur.sum);
+  const Tensor none = at::logical_and(no_prev, no_cur), m = at::maximum(prev.max, cur.max);
+  const Tensor zero = at::zeros({}, m.options());
   const auto share = [&](const Side& side, const Tensor& is_empty) {
-    return at::where(is_empty, at::zeros({}, m.options()), side.sum * (side.max - m).exp());
+    return at::where(is_empty, zero, side.sum * (side.max - m).exp());
   };
   const Tensor a = share(prev, no_prev), b = share(cur, no_cur), l = a + b;
-  const auto weight = [&](const Tensor& part) { return at::where(none, at::zeros({}, m.options()), part / l); };
-  // An empty side may hold anything.
+  // An empty side may hold anything in out.
   const auto out_of = [&](const Side& side, const Tensor& is_empty, const Tensor& part) {
-    const Tensor zero = weighed(at::ones_like(side.out), is_empty.to(at::kFloat), rows);
-    return at::where(zero != 0, at::zeros({}, m.options()), weighed(side.out, weight(part), rows));
+    const Tensor weighed = heads_apart(side.out, rows).to(at::kFloat) * along_rows(part / l, rows);
+    return at::where(along_rows(is_empty, rows), zero, weighed);
   };
   const Tensor out = out_of(prev, no_prev, a) + out_of(cur, no_cur, b);
   return {out.reshape(prev.out.sizes()).to(prev.out.scalar_type()), m,
