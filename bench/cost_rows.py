@@ -1,31 +1,44 @@
-"""Rows cost/...: what a call costs beside its arithmetic. Nothing to compare with; the numbers are reported."""
+"""Rows cost/...: what a call costs beside its arithmetic.
+
+Small calls and plans have nothing to be held against; DTensors and SDPA are held against the plain op.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from settings import Settings
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 
 import ringspan as rs
 
 _HEADS, _HEAD_DIM, _TOKENS_PER_RANK = 8, 128, 16384
+_MOST_US = 150.0  # of a front above the plain op
+# What a call goes through, over which op on plain tensors.
+_FRONTS = ("dtensor/attention", "dtensor/contract", "sdpa")
 
 
 def names(settings: Settings) -> list[str]:
     """All rows."""
     worlds = (8,) if settings.quick else (8, 64, 1024)
     plans = [f"cost/plan/{mask}/W{world}" for mask in ("causal", "documents") for world in worlds]
-    return ["cost/small_call/forward", "cost/small_call/forward_backward", *plans]
+    fronts = [f"cost/{front}/{direction}" for front in _FRONTS for direction in ("forward", "forward_backward")]
+    return ["cost/small_call/forward", "cost/small_call/forward_backward", *fronts, *plans]
 
 
 def run(selected: Sequence[str], settings: Settings) -> Iterator[dict[str, Any]]:
     """The median time of each selected row."""
     for name in selected:
         repeats = 5 if settings.quick else 51
-        result = _run_plan(name, repeats) if name.startswith("cost/plan/") else _run_small_call(name, repeats)
+        family = name.split("/")[1]
+        runners = {"plan": _run_plan, "small_call": _run_small_call}
+        result = runners.get(family, _run_front)(name, repeats)
         yield {"name": name, "threads": 1, "wrong": None, **result}
 
 
@@ -35,19 +48,63 @@ def _run_small_call(name: str, repeats: int) -> dict[str, Any]:
     backward = name.endswith("backward")
     q, k, v = (x.requires_grad_(backward) for x in torch.randn(3, 1, 1, 1, 64).unbind())
 
-    def through(attend: Callable[..., torch.Tensor]) -> Callable[[], Any]:
-        def call() -> Any:
-            out = attend(q, k, v)
-            return torch.autograd.grad(out, (q, k, v), out.detach()) if backward else out
-
-        return call
-
-    sides = {"ours": through(rs.attention), "pytorch": through(torch.nn.functional.scaled_dot_product_attention)}
-    medians = {side: _median_ms(call, 20 * repeats) for side, call in sides.items()}
+    sides = {"ours": rs.attention, "pytorch": torch.nn.functional.scaled_dot_product_attention}
+    medians = {side: _median_ms(_through(call, (q, k, v), backward), 20 * repeats) for side, call in sides.items()}
     return {
         "milliseconds": medians,
         "goals": [{"name": "call_us", "what": "us", "value": medians["ours"] * 1e3}],
     }
+
+
+def _run_front(name: str, repeats: int) -> dict[str, Any]:
+    """One token on a mesh of one rank that shares out the sequence, over the same op on plain tensors."""
+    torch.set_num_threads(1)
+    _, *front, direction = name.split("/")
+    backward = direction == "forward_backward"
+    plain = [x.requires_grad_(backward) for x in torch.randn(3, 1, 1, 1, 64).unbind()]
+    with _mesh_of_one() as mesh:
+        placed = [distribute_tensor(x.detach(), mesh, [Shard(2)]).requires_grad_(backward) for x in plain]
+
+        def contract(q: Any, k: Any, v: Any) -> Any:
+            return torch.ops.ringspan.fusion_attention_v3(q, k, v, 1, "BNSD")[0]
+
+        def sdpa(q: Any, k: Any, v: Any) -> Any:
+            return torch.nn.functional.scaled_dot_product_attention(q, k, v)
+
+        calls = {
+            "dtensor/attention": (placed, rs.attention),
+            "dtensor/contract": (placed, contract),
+            "sdpa": (plain, sdpa),
+        }
+        leaves, call = calls["/".join(front)]
+        base = contract if call is contract else rs.attention
+        with rs.sdpa():
+            medians = {
+                side: _median_ms(_through(function, tensors, backward), 20 * repeats)
+                for side, (tensors, function) in (("plain", (plain, base)), ("front", (leaves, call)))
+            }
+    above = (medians["front"] - medians["plain"]) * 1e3
+    return {
+        "milliseconds": medians,
+        "goals": [{"name": "above_us", "what": "us above the plain op", "at_most": _MOST_US, "value": above}],
+    }
+
+
+def _through(attend: Callable[..., Any], leaves: Sequence[Any], backward: bool) -> Callable[[], Any]:
+    def call() -> Any:
+        out = attend(*leaves)
+        return torch.autograd.grad(out, leaves, out.detach()) if backward else out
+
+    return call
+
+
+@contextlib.contextmanager
+def _mesh_of_one() -> Iterator[DeviceMesh]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        yield init_device_mesh("cpu", (1,))
+    finally:
+        dist.destroy_process_group()
 
 
 def _run_plan(name: str, repeats: int) -> dict[str, Any]:

@@ -8,8 +8,11 @@ std::pair<Call, Operands> prepare(const Group& group, const at::Tensor& query, c
                                   const at::Tensor& value, const std::optional<at::Tensor>& sink,
                                   const CallArguments& arguments) {
   Call call = prepare_call(group, query, key, value, arguments);
+  PairArguments pairs = arguments.pairs;
+  pairs.batch_offset += arguments.batch_share.index * call.problem().batch;
+  pairs.head_offset += arguments.head_share.index * call.problem().q_heads;
   Operands operands{query, key, value, prepare_sink(call, sink),
-                    PairOperands(arguments.pairs, call.problem(), call.plan->q_rows[call.group.rank])};
+                    PairOperands(pairs, call.problem(), call.plan->q_rows[call.group.rank])};
   return {std::move(call), std::move(operands)};
 }
 

@@ -18,6 +18,7 @@ namespace {
 
 using at::Tensor;
 using std::string;
+using NameList = std::optional<c10::List<string>>;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
@@ -37,6 +38,8 @@ void save(AutogradContext& context, const OpArguments& a) {
   data["schedule"] = a.schedule;
   data["exchange"] = a.exchange;
   data["assume_agreed"] = a.assume_agreed;
+  data["batch_groups"] = c10::IValue(a.batch_groups);
+  data["head_groups"] = c10::IValue(a.head_groups);
 }
 
 std::optional<Tensor> optional(const Tensor& tensor) { return tensor.defined() ? std::optional(tensor) : std::nullopt; }
@@ -62,7 +65,9 @@ OpArguments restore(const AutogradContext& context, const variable_list& saved) 
           .assume_agreed = data.at("assume_agreed").toBool(),
           .softcap = data.at("softcap").toDouble(),
           .dropout_p = data.at("dropout_p").toDouble(),
-          .places = data.at("places").toSymIntVector()};
+          .places = data.at("places").toSymIntVector(),
+          .batch_groups = data.at("batch_groups").to<NameList>(),
+          .head_groups = data.at("head_groups").to<NameList>()};
 }
 
 struct AttentionFunction : torch::autograd::Function<AttentionFunction> {
@@ -120,7 +125,7 @@ AttentionResult attention(const Tensor& query, const Tensor& key, const Tensor& 
                           string exchange, bool assume_agreed, const std::optional<Tensor>& bias,
                           const std::optional<Tensor>& attn_mask, const std::optional<Tensor>& slopes,
                           const std::optional<Tensor>& seed, double softcap, double dropout_p,
-                          c10::SymIntArrayRef places) {
+                          c10::SymIntArrayRef places, NameList batch_groups, NameList head_groups) {
   const auto differentiable = [](const std::optional<Tensor>& tensor) { return tensor && tensor->requires_grad(); };
   const bool needs_grad =
       at::GradMode::is_enabled() && (query.requires_grad() || key.requires_grad() || value.requires_grad() ||
@@ -141,7 +146,9 @@ AttentionResult attention(const Tensor& query, const Tensor& key, const Tensor& 
                               .assume_agreed = assume_agreed,
                               .softcap = softcap,
                               .dropout_p = dropout_p,
-                              .places = places.vec()};
+                              .places = places.vec(),
+                              .batch_groups = std::move(batch_groups),
+                              .head_groups = std::move(head_groups)};
   const variable_list results = AttentionFunction::apply(query, key, value, sink, bias, arguments, needs_grad);
   // Detached here rather than marked as non-differentiable in the function: compiled autograd fails on the latter.
   return {results[0], results[1].detach(), results[2].detach(), results[3]};
@@ -151,7 +158,7 @@ using Signature = AttentionResult(const Tensor&, const Tensor&, const Tensor&, c
                                   c10::SymIntArrayRef, at::TensorList, double, string, c10::SymInt, string, string,
                                   string, bool, const std::optional<Tensor>&, const std::optional<Tensor>&,
                                   const std::optional<Tensor>&, const std::optional<Tensor>&, double, double,
-                                  c10::SymIntArrayRef);
+                                  c10::SymIntArrayRef, NameList, NameList);
 
 AttentionResult attention_autocast(const Tensor& query, const Tensor& key, const Tensor& value,
                                    const std::optional<Tensor>& sink, c10::SymIntArrayRef spec, at::TensorList tables,
@@ -159,7 +166,8 @@ AttentionResult attention_autocast(const Tensor& query, const Tensor& key, const
                                    string schedule, string exchange, bool assume_agreed,
                                    const std::optional<Tensor>& bias, const std::optional<Tensor>& attn_mask,
                                    const std::optional<Tensor>& slopes, const std::optional<Tensor>& seed,
-                                   double softcap, double dropout_p, c10::SymIntArrayRef places) {
+                                   double softcap, double dropout_p, c10::SymIntArrayRef places, NameList batch_groups,
+                                   NameList head_groups) {
   static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("ringspan::attention", "").typed<Signature>();
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::DispatchKey::AutocastCPU);
   const auto cast = [dtype = at::autocast::get_autocast_dtype(at::kCPU)](const Tensor& tensor) {
@@ -168,7 +176,8 @@ AttentionResult attention_autocast(const Tensor& query, const Tensor& key, const
   // What enters the softmax stays as it is.
   return op.call(cast(query), cast(key), cast(value), sink, spec, tables, scale, std::move(layout),
                  std::move(num_heads), std::move(group_name), std::move(schedule), std::move(exchange), assume_agreed,
-                 bias, attn_mask, slopes, seed, softcap, dropout_p, places);
+                 bias, attn_mask, slopes, seed, softcap, dropout_p, places, std::move(batch_groups),
+                 std::move(head_groups));
 }
 
 }  // namespace
@@ -179,7 +188,7 @@ TORCH_LIBRARY_FRAGMENT(ringspan, m) {
       "attention(Tensor query, Tensor key, Tensor value, Tensor? sink, SymInt[] spec, Tensor[] tables, float scale, "
       "str layout, SymInt num_heads, str group_name, str schedule, str exchange, bool assume_agreed, "
       "Tensor? bias=None, Tensor? attn_mask=None, Tensor? slopes=None, Tensor? seed=None, float softcap=0.0, "
-      "float dropout_p=0.0, SymInt[] places=[]) -> (Tensor out, Tensor max, Tensor sum, Tensor lse)",
+      "float dropout_p=0.0, SymInt[] places=[], str[]? batch_groups=None, str[]? head_groups=None) -> (Tensor out, Tensor max, Tensor sum, Tensor lse)",
       tags);
 }
 

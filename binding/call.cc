@@ -101,7 +101,7 @@ Sizes read_sizes_of(const at::Tensor& query, const at::Tensor& key, const at::Te
 
 // Everything that a plan depends on, the rank apart.
 PlanCache::Words content_of(const Problem& problem, const Description& description, Schedule schedule,
-                            Exchange exchange) {
+                            Exchange exchange, const Share& batch_share) {
   PlanCache::Words words = {problem.batch,
                             problem.q_heads,
                             problem.kv_heads,
@@ -112,6 +112,7 @@ PlanCache::Words content_of(const Problem& problem, const Description& descripti
                             std::bit_cast<int64_t>(problem.scale),
                             static_cast<int64_t>(schedule),
                             static_cast<int64_t>(exchange),
+                            batch_share.index,
                             static_cast<int64_t>(description.spec.size())};
   size_t total = words.size() + description.spec.size();
   for (const Table& table : description.tables) total += 1 + table.size.size() + table.num_elements();
@@ -126,11 +127,14 @@ PlanCache::Words content_of(const Problem& problem, const Description& descripti
 }
 
 RankPlan build_part(Problem problem, const Description& description, Schedule schedule, Exchange exchange,
-                    int64_t rank) {
+                    int64_t rank, const Share& batch_share) {
   const Decoded decoded = decode(description);
   problem.q_len = decoded.q_len;
   problem.kv_len = decoded.kv_len;
-  return build_plan(problem, decoded.mask, decoded.q_map, decoded.kv_map, schedule, route_of(exchange, decoded.world))
+  const MaskSpec mask = batch_share.count == 1
+                            ? decoded.mask
+                            : decoded.mask.entries(batch_share.index * problem.batch, problem.batch);
+  return build_plan(problem, mask, decoded.q_map, decoded.kv_map, schedule, route_of(exchange, decoded.world))
       .rank(rank);
 }
 
@@ -162,13 +166,15 @@ Call prepare_call(Group group, const at::Tensor& query, const at::Tensor& key, c
   const SpecSizes spec = read_sizes(description.spec);
   RINGSPAN_CHECK(spec.world == group.size, "the shard map is for ", spec.world, " ranks and the group has ", group.size,
                  "; build it for this group");
-  RINGSPAN_CHECK(spec.batch == sizes.problem.batch, "the batch is ", sizes.problem.batch, " in query and ", spec.batch,
-                 " in the call's description; they must be equal");
+  const Share& share = arguments.batch_share;
+  RINGSPAN_CHECK(spec.batch == sizes.problem.batch * share.count, "the batch is ", sizes.problem.batch,
+                 " in query, one of ", share.count, " parts, and ", spec.batch,
+                 " in the call's description; they must agree");
 
-  PlanCache::Words words = content_of(sizes.problem, description, schedule, call.exchange);
+  PlanCache::Words words = content_of(sizes.problem, description, schedule, call.exchange, share);
   call.hash = hash_words(words);
   call.plan = PlanCache::process().find_or_build(std::move(words), call.hash, group.rank, [&] {
-    return build_part(sizes.problem, description, schedule, call.exchange, group.rank);
+    return build_part(sizes.problem, description, schedule, call.exchange, group.rank, share);
   });
   check_rows("query", sizes.q_rows, call.plan->q_rows[group.rank], group.rank);
   check_rows("key", sizes.kv_rows, call.plan->kv_rows[group.rank], group.rank);

@@ -35,6 +35,9 @@ struct CallArguments {
   bool needs_grad = false;  // some rank-local input will ask for a backward
   bool has_sink = false;
   PairArguments pairs{};
+  // The description and the places in `pairs` are those of an undivided call; this process's tensors are these equal
+  // parts of its batch entries and of its heads.
+  Share batch_share{}, head_share{};
 };
 
 struct Call {

@@ -65,6 +65,16 @@ ContractSpec make_spec(const ContractCall& call, const MapTables& q_map, const M
   return spec;
 }
 
+// This process's part of what is given for all batch entries.
+ContractArguments part_of(ContractArguments a, const Share& share, int64_t batch) {
+  if (!a.prefix || share.count == 1) return a;
+  RINGSPAN_CHECK(static_cast<int64_t>(a.prefix->size()) == batch * share.count, "prefix has ", a.prefix->size(),
+                 " values and the batch ", batch * share.count, " entries; give one value per entry");
+  const auto begin = a.prefix->begin() + share.index * batch;
+  a.prefix = std::vector<int64_t>(begin, begin + batch);
+  return a;
+}
+
 struct Prepared {
   ContractCall contract;
   Call call{};
@@ -74,15 +84,20 @@ struct Prepared {
 };
 
 Prepared prepare_contract(const Group& group, const Tensor& query, const Tensor& key, const Tensor& value,
-                          const ContractArguments& a, const ContractGroup& g, int64_t seed, int64_t offset) {
-  const ContractSizes sizes = read_contract_sizes(query, key, value, a.head_num, a.input_layout);
+                          const ContractArguments& given, const ContractGroup& g, int64_t seed, int64_t offset) {
+  const ContractSizes sizes = read_contract_sizes(query, key, value, given.head_num, given.input_layout);
+  const ContractArguments a = part_of(given, g.batch_share, sizes.batch);
   const MapTables q_map = read_map("q_map", g.q_map, sizes.q_rows, group.size);
   const MapTables kv_map = read_map("kv_map", g.kv_map, sizes.kv_rows, group.size);
   Prepared p{.contract = read_contract(a, sizes, query.scalar_type(), q_map.seq_len, kv_map.seq_len)};
   RINGSPAN_CHECK(!g.is_given || sizes.layout != Layout::kTND || a.softmax_layout == "TND", "softmax_layout is \"",
                  a.softmax_layout, "\"; in a group documents cross ranks, say \"TND\"");
   p.spec = make_spec(p.contract, q_map, kv_map, group.size);
-  p.contract.pairs.offset = offset;
+  PairArguments& pairs = p.contract.pairs;
+  pairs.offset = offset;
+  pairs.batch_offset = g.batch_share.index * sizes.batch;
+  pairs.head_offset = g.head_share.index * sizes.q_heads;
+  pairs.total_heads = g.head_share.count * sizes.q_heads;
   p.arguments = {p.spec.spec,
                  p.spec.tables,
                  a.scale,

@@ -10,6 +10,7 @@
 #include "binding/contract.h"
 #include "binding/contract_stats.h"
 #include "binding/errors.h"
+#include "binding/group.h"
 
 namespace ringspan::binding {
 
@@ -22,6 +23,7 @@ struct ContractGroup {
   std::optional<at::Tensor> q_map, kv_map;
   std::string schedule = "auto", exchange = "auto";
   bool is_given = false;
+  Share batch_share{}, head_share{};  // of the call that prefix and dropout count batch entries and heads of
 };
 
 struct ContractForward {

@@ -19,8 +19,9 @@ namespace {
 using at::Tensor;
 using std::string;
 using OptionalTensor = std::optional<Tensor>;
+using NameList = std::optional<c10::List<string>>;
 using Prefix = at::OptionalSymIntArrayRef;
-using ForwardTuple = std::tuple<Tensor, Tensor, Tensor, Tensor>;
+using ForwardTuple = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
 using BackwardTuple = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>;
 
 // The arguments behind query, key and value in the order of the schema, once as parameters and once as a call's values.
@@ -30,16 +31,17 @@ using BackwardTuple = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>;
       int64_t inner_precise, Prefix prefix, const OptionalTensor &q_ends, const OptionalTensor &kv_ends,             \
       int64_t sparse_mode, string softmax_layout, const OptionalTensor &sink, int64_t pse_type, int64_t slope_shift, \
       const OptionalTensor &seed, const OptionalTensor &offset, bool in_group, string group_name,                    \
-      const OptionalTensor &q_map, const OptionalTensor &kv_map, string schedule, string exchange
+      const OptionalTensor &q_map, const OptionalTensor &kv_map, string schedule, string exchange, NameList batch_groups, \
+      NameList head_groups
 #define RINGSPAN_NAMES                                                                                             \
   head_num, input_layout, pse, padding_mask, atten_mask, scale, keep_prob, pre_tokens, next_tokens, inner_precise, \
       prefix_of(prefix), q_ends, kv_ends, sparse_mode, softmax_layout, sink, pse_type, slope_shift, seed, offset,  \
-      in_group, group_name, q_map, kv_map, schedule, exchange
+      in_group, group_name, q_map, kv_map, schedule, exchange, batch_groups, head_groups
 #define RINGSPAN_VALUES(a)                                                                                            \
   a.head_num, a.input_layout, a.pse, a.padding_mask, a.atten_mask, a.scale, a.keep_prob, a.pre_tokens, a.next_tokens, \
       a.inner_precise, a.prefix ? Prefix(*a.prefix) : Prefix(), a.q_ends, a.kv_ends, a.sparse_mode, a.softmax_layout, \
       a.sink, a.pse_type, a.slope_shift, a.seed, a.offset, a.in_group, a.group_name, a.q_map, a.kv_map, a.schedule,   \
-      a.exchange
+      a.exchange, a.batch_groups, a.head_groups
 
 std::optional<std::vector<c10::SymInt>> prefix_of(const Prefix& prefix) {
   return prefix ? std::optional(prefix->vec()) : std::nullopt;
@@ -78,7 +80,14 @@ ContractArguments read_arguments(const ContractOpArguments& a, bool values) {
 }
 
 ContractGroup group_of(const ContractOpArguments& a) {
-  return {a.group_name, a.q_map, a.kv_map, a.schedule, a.exchange, a.in_group};
+  return {a.group_name,
+          a.q_map,
+          a.kv_map,
+          a.schedule,
+          a.exchange,
+          a.in_group,
+          share_of(a.batch_groups),
+          share_of(a.head_groups)};
 }
 
 int64_t read_number(const char* name, const OptionalTensor& given, double keep_prob) {
@@ -99,7 +108,7 @@ ForwardTuple forward(const Tensor& query, const Tensor& key, const Tensor& value
         run_contract(query, key, value, read_arguments(a, true), group_of(a), read_number("seed", seed, keep_prob),
                      read_number("offset", offset, keep_prob));
     return ForwardTuple{std::move(result.out), std::move(result.max), std::move(result.sum),
-                        at::full({1}, result.seed, at::kLong)};
+                        at::full({1}, result.seed, at::kLong), at::empty({0}, at::kLong), at::empty({0}, at::kLong)};
   });
 }
 
@@ -149,8 +158,13 @@ ForwardTuple forward_meta(const Tensor& query, const Tensor& key, const Tensor& 
                                       query.sym_size(axes.row), 8};
     if (layout == Layout::kTND) stats = {query.sym_size(0), head_num, 8};
     const auto wide = query.options().dtype(at::kFloat);
-    return ForwardTuple{at::empty_symint(shape, query.options()), at::empty_symint(stats, wide),
-                        at::empty_symint(stats, wide), at::empty({1}, query.options().dtype(at::kLong))};
+    const auto words = query.options().dtype(at::kLong);
+    return ForwardTuple{at::empty_symint(shape, query.options()),
+                        at::empty_symint(stats, wide),
+                        at::empty_symint(stats, wide),
+                        at::empty({1}, words),
+                        at::empty({0}, words),
+                        at::empty({0}, words)};
   });
 }
 
@@ -174,8 +188,8 @@ ContractOpResult call_contract_forward(const Tensor& query, const Tensor& key, c
                                        const ContractOpArguments& a) {
   static const auto op =
       c10::Dispatcher::singleton().findSchemaOrThrow("ringspan::_contract_forward", "").typed<ForwardSignature>();
-  auto [out, max, sum, seed] = op.call(query, key, value, RINGSPAN_VALUES(a));
-  return {std::move(out), std::move(max), std::move(sum), std::move(seed)};
+  auto [out, max, sum, seed, q_map, kv_map] = op.call(query, key, value, RINGSPAN_VALUES(a));
+  return {std::move(out), std::move(max), std::move(sum), std::move(seed), std::move(q_map), std::move(kv_map)};
 }
 
 ContractOpGradients call_contract_backward(const Tensor& query, const Tensor& key, const Tensor& value,
@@ -194,9 +208,9 @@ TORCH_LIBRARY_FRAGMENT(ringspan, m) {
       "float keep_prob, int pre_tokens, int next_tokens, int inner_precise, SymInt[]? prefix, Tensor? q_ends, "
       "Tensor? kv_ends, int sparse_mode, str softmax_layout, Tensor? sink, int pse_type, int slope_shift, "
       "Tensor? seed, Tensor? offset, bool in_group, str group_name, Tensor? q_map, Tensor? kv_map, str schedule, "
-      "str exchange)";
+      "str exchange, str[]? batch_groups, str[]? head_groups)";
   m.def(("_contract_forward(Tensor query, Tensor key, Tensor value, " + common +
-         " -> (Tensor out, Tensor max, Tensor sum, Tensor used_seed)")
+         " -> (Tensor out, Tensor max, Tensor sum, Tensor used_seed, Tensor used_q_map, Tensor used_kv_map)")
             .c_str(),
         tags);
   m.def(("_contract_backward(Tensor query, Tensor key, Tensor value, Tensor dy, Tensor? softmax_max, "

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include <ATen/core/List.h>
 #include <ATen/core/Tensor.h>
 #include <c10/core/SymInt.h>
 
@@ -28,11 +29,14 @@ struct ContractOpArguments {
   std::string group_name;
   std::optional<at::Tensor> q_map, kv_map;
   std::string schedule = "auto", exchange = "auto";
+  std::optional<c10::List<std::string>> batch_groups, head_groups;  // as OpArguments has them
 };
 
 struct ContractOpResult {
   at::Tensor out, max, sum;
   at::Tensor seed;  // int64 [1], the one that was used: in a group that of its rank 0
+  // The maps that a rule of DTensor chose: the backward takes the same, whatever is in effect then. [0] else.
+  at::Tensor q_map, kv_map;
 };
 ContractOpResult call_contract_forward(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                                        const ContractOpArguments& arguments);

@@ -178,11 +178,13 @@ struct ContractFunction : torch::autograd::Function<ContractFunction> {
     const ContractOpResult result = call_contract_forward(query, key, value, a);
     variable_list saved = {query, key, value, result.out, result.max, result.sum};
     a.seed = result.seed;
+    if (result.q_map.numel() > 0) a.q_map = result.q_map;
+    if (result.kv_map.numel() > 0) a.kv_map = result.kv_map;
     for (const auto member : kTensors) saved.push_back((a.*member).value_or(Tensor()));
     context->save_for_backward(std::move(saved));
     context->set_materialize_grads(false);
     save_numbers(*context, a);
-    return {result.out, result.max, result.sum, at::empty({0}, query.options()), result.seed};
+    return {result.out, result.max, result.sum, query.new_empty({0}), result.seed};
   }
 
   // Gradients that flow into the statistics are not used, as the contract says.
@@ -225,7 +227,8 @@ void forward_op(const c10::OperatorHandle& op, Stack* stack) {
   for (size_t i = 0; i < 4; ++i) stack->emplace_back(results[i]);
   if (op.schema().returns().size() == 6) {
     stack->emplace_back(results[4]);
-    stack->emplace_back(*a.offset);
+    // Like the seed, a DTensor where the inputs are; it counts calls of one seed, and v3 draws a seed for each.
+    stack->emplace_back(at::zeros_like(results[4]));
     return;
   }
   stack->emplace_back(results[4].item<int64_t>());

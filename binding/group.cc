@@ -37,4 +37,14 @@ Group find_group(const std::string& name) {
   return group;
 }
 
+Share share_of(const std::optional<c10::List<std::string>>& group_names) {
+  Share share;
+  if (!group_names) return share;
+  for (size_t i = 0; i < group_names->size(); ++i) {
+    const Group group = find_group(group_names->get(i));
+    share = {share.index * group.size + group.rank, share.count * group.size};
+  }
+  return share;
+}
+
 }  // namespace ringspan::binding

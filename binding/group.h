@@ -3,8 +3,10 @@
 
 #include <chrono>
 #include <cstdint>
+#include <optional>
 #include <string>
 
+#include <ATen/core/List.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 namespace ringspan::binding {
@@ -24,5 +26,12 @@ struct Group {
 
 // Error where no group has this name, or it has no backend for CPU tensors. "" is the group of this process alone.
 Group find_group(const std::string& name);
+
+// One of `count` equal parts of something that is spread over groups, such as the batch: `index` is this process's.
+struct Share {
+  int64_t index = 0, count = 1;
+};
+// Spread over the first group, each part over the next, and so on. No names: the whole.
+Share share_of(const std::optional<c10::List<std::string>>& group_names);
 
 }  // namespace ringspan::binding

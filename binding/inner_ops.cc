@@ -19,6 +19,7 @@ namespace {
 using at::Tensor;
 using std::string;
 using OptionalTensor = std::optional<Tensor>;
+using NameList = std::optional<c10::List<string>>;
 using ForwardTuple = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>;
 using BackwardTuple = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>;
 
@@ -41,7 +42,8 @@ ForwardTuple attention_forward(const Tensor& query, const Tensor& key, const Ten
                                int64_t num_heads, string group_name, string schedule, string exchange,
                                bool assume_agreed, bool needs_grad, const OptionalTensor& bias,
                                const OptionalTensor& attn_mask, const OptionalTensor& slopes,
-                               const OptionalTensor& seed, double softcap, double dropout_p, at::IntArrayRef places) {
+                               const OptionalTensor& seed, double softcap, double dropout_p, at::IntArrayRef places,
+                               NameList batch_groups, NameList head_groups) {
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   return translate_errors([&] {
     const Group group = find_group(group_name);
@@ -49,6 +51,8 @@ ForwardTuple attention_forward(const Tensor& query, const Tensor& key, const Ten
                             schedule, exchange, assume_agreed, needs_grad, sink.has_value()};
     auto [call, operands] = check_or_refuse(group, assume_agreed, [&] {
       arguments.pairs = read_pairs(bias, attn_mask, slopes, softcap, dropout_p, places);
+      arguments.batch_share = share_of(batch_groups);
+      arguments.head_share = share_of(head_groups);
       RINGSPAN_CHECK(dropout_p == 0 || seed, "dropout_p is ", dropout_p, " and no seed was given");
       if (dropout_p != 0) arguments.pairs.seed = read_seed(*seed);
       return prepare(group, query, key, value, sink, arguments);
@@ -87,7 +91,7 @@ BackwardTuple attention_backward(const OptionalTensor& grad_out, const OptionalT
                                  string group_name, string schedule, string exchange, bool assume_agreed,
                                  const OptionalTensor& bias, const OptionalTensor& attn_mask,
                                  const OptionalTensor& slopes, double softcap, double dropout_p, at::IntArrayRef places,
-                                 bool wants_bias) {
+                                 bool wants_bias, NameList batch_groups, NameList head_groups) {
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   return translate_errors([&] {
     const Group group = find_group(group_name);
@@ -105,6 +109,8 @@ BackwardTuple attention_backward(const OptionalTensor& grad_out, const OptionalT
     const int64_t *words = forward_call.const_data_ptr<int64_t>(), number = words[0], seed = words[1];
     auto [call, operands] = check_or_refuse(group, assume_agreed, [&] {
       arguments.pairs = read_pairs(bias, attn_mask, slopes, softcap, dropout_p, places);
+      arguments.batch_share = share_of(batch_groups);
+      arguments.head_share = share_of(head_groups);
       // The forward's seed is settled.
       arguments.pairs.seed = seed;
       arguments.pairs.seed_is_drawn = false;
@@ -141,7 +147,8 @@ std::vector<c10::SymInt> meta_out_shape(const Tensor& query, const Tensor& key, 
 ForwardTuple attention_forward_meta(const Tensor& query, const Tensor& key, const Tensor& value, const OptionalTensor&,
                                     c10::SymIntArrayRef, at::TensorList, double, string layout, c10::SymInt num_heads,
                                     string, string, string, bool, bool, const OptionalTensor&, const OptionalTensor&,
-                                    const OptionalTensor&, const OptionalTensor&, double, double, c10::SymIntArrayRef) {
+                                    const OptionalTensor&, const OptionalTensor&, double, double, c10::SymIntArrayRef, NameList,
+                                    NameList) {
   const Axes axes = translate_errors([&] { return axes_of(parse_layout(layout)); });
   const auto out_shape = meta_out_shape(query, key, value, axes, layout, num_heads);
   const c10::SymInt batch = axes.batch < 0 ? c10::SymInt(1) : query.sym_size(axes.batch);
@@ -158,7 +165,7 @@ BackwardTuple attention_backward_meta(const OptionalTensor&, const OptionalTenso
                                       const Tensor& lse, const Tensor&, c10::SymIntArrayRef, at::TensorList, double,
                                       string, c10::SymInt, string, string, string, bool, const OptionalTensor& bias,
                                       const OptionalTensor&, const OptionalTensor&, double, double, c10::SymIntArrayRef,
-                                      bool wants_bias) {
+                                      bool wants_bias, NameList, NameList) {
   const auto dense_like = [](const Tensor& tensor) { return at::empty_symint(tensor.sym_sizes(), tensor.options()); };
   const auto none = [&] { return at::empty({0}, lse.options()); };
   return {dense_like(query), dense_like(key), dense_like(value), sink ? dense_like(*sink) : none(),
@@ -169,12 +176,12 @@ using ForwardSignature = ForwardTuple(const Tensor&, const Tensor&, const Tensor
                                       c10::SymIntArrayRef, at::TensorList, double, string, c10::SymInt, string, string,
                                       string, bool, bool, const OptionalTensor&, const OptionalTensor&,
                                       const OptionalTensor&, const OptionalTensor&, double, double,
-                                      c10::SymIntArrayRef);
+                                      c10::SymIntArrayRef, NameList, NameList);
 using BackwardSignature = BackwardTuple(const OptionalTensor&, const OptionalTensor&, const Tensor&, const Tensor&,
                                         const Tensor&, const OptionalTensor&, const Tensor&, const Tensor&,
                                         const Tensor&, c10::SymIntArrayRef, at::TensorList, double, string, c10::SymInt,
                                         string, string, string, bool, const OptionalTensor&, const OptionalTensor&,
-                                        const OptionalTensor&, double, double, c10::SymIntArrayRef, bool);
+                                        const OptionalTensor&, double, double, c10::SymIntArrayRef, bool, NameList, NameList);
 
 }  // namespace
 
@@ -184,7 +191,7 @@ ForwardResult call_attention_forward(const Tensor& query, const Tensor& key, con
       c10::Dispatcher::singleton().findSchemaOrThrow("ringspan::attention_forward", "").typed<ForwardSignature>();
   auto [out, max, sum, lse, call] = op.call(query, key, value, a.sink, a.spec, a.tables, a.scale, a.layout, a.num_heads,
                                             a.group_name, a.schedule, a.exchange, a.assume_agreed, needs_grad, a.bias,
-                                            a.attn_mask, a.slopes, a.seed, a.softcap, a.dropout_p, a.places);
+                                            a.attn_mask, a.slopes, a.seed, a.softcap, a.dropout_p, a.places, a.batch_groups, a.head_groups);
   return {std::move(out), std::move(max), std::move(sum), std::move(lse), std::move(call)};
 }
 
@@ -195,7 +202,7 @@ BackwardResult call_attention_backward(const Tensor& query, const Tensor& key, c
   auto [dq, dk, dv, dsink, dbias] =
       op.call(saved.grad_out, saved.grad_lse, query, key, value, a.sink, saved.out, saved.lse, saved.call, a.spec,
               a.tables, a.scale, a.layout, a.num_heads, a.group_name, a.schedule, a.exchange, a.assume_agreed, a.bias,
-              a.attn_mask, a.slopes, a.softcap, a.dropout_p, a.places, wants_bias);
+              a.attn_mask, a.slopes, a.softcap, a.dropout_p, a.places, wants_bias, a.batch_groups, a.head_groups);
   return {std::move(dq), std::move(dk), std::move(dv), std::move(dsink), std::move(dbias)};
 }
 
@@ -208,14 +215,15 @@ TORCH_LIBRARY_FRAGMENT(ringspan, m) {
       "str exchange, bool assume_agreed, ";
   const string pairs = "Tensor? bias=None, Tensor? attn_mask=None, Tensor? slopes=None, ";
   const string numbers = "float softcap=0.0, float dropout_p=0.0, SymInt[] places=[]";
+  const string groups = ", str[]? batch_groups=None, str[]? head_groups=None";
   const string forward = "(Tensor query, Tensor key, Tensor value, Tensor? sink, " + common + "bool needs_grad, " +
-                         pairs + "Tensor? seed=None, " + numbers +
+                         pairs + "Tensor? seed=None, " + numbers + groups +
                          ") -> (Tensor out, Tensor max, Tensor sum, Tensor lse, Tensor call)";
   const string backward =
       "(Tensor? grad_out, Tensor? grad_lse, Tensor query, Tensor key, Tensor value, Tensor? sink, Tensor out, "
       "Tensor lse, Tensor call, " +
-      common + pairs + numbers +
-      ", bool wants_bias=False) -> (Tensor dq, Tensor dk, Tensor dv, Tensor dsink, Tensor dbias)";
+      common + pairs + numbers + ", bool wants_bias=False" + groups +
+      ") -> (Tensor dq, Tensor dk, Tensor dv, Tensor dsink, Tensor dbias)";
   m.def(("attention_forward" + forward).c_str(), tags);
   m.def(("attention_backward" + backward).c_str(), tags);
   m.def(("_visible_attention_forward" + forward).c_str(), tags);

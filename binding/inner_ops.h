@@ -7,6 +7,7 @@
 #include <tuple>
 #include <vector>
 
+#include <ATen/core/List.h>
 #include <ATen/core/Tensor.h>
 #include <c10/core/SymIntArrayRef.h>
 
@@ -25,6 +26,9 @@ struct OpArguments {
   bool assume_agreed = false;
   double softcap = 0, dropout_p = 0;
   std::vector<c10::SymInt> places;
+  // Groups over which the batch entries and the heads of the described call are spread, outermost first: read at run
+  // time, so that a traced graph holds no rank.
+  std::optional<c10::List<std::string>> batch_groups, head_groups;
 };
 
 struct ForwardResult {

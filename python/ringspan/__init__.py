@@ -5,6 +5,8 @@ q, k, v = (smap.shard(t, rank, dim=2) for t in (q, k, v))
 out = rs.attention(q, k, v, mask=rs.causal(), shard_map=smap, group=group)
 """
 
+import torch.distributed
+
 import ringspan._ops  # noqa: F401  loads the library and registers its rules
 from ringspan.attention import attention
 from ringspan.errors import PeerError
@@ -17,6 +19,14 @@ from ringspan.rank_mesh import RankMesh, init_groups, rank_mesh
 from ringspan.shard_map import ShardMap
 from ringspan.stats import Stats
 from ringspan.traffic import Traffic, count_traffic
+
+if torch.distributed.is_available():
+    from ringspan.dtensor import contract, sdpa_hook
+    from ringspan.dtensor.dispatcher import disable_cp_dtensor_dispatcher, enable_cp_dtensor_dispatcher
+    from ringspan.dtensor.sdpa_hook import sdpa
+
+    contract.register()
+    sdpa_hook.register()
 
 __all__ = [
     "Alibi",
@@ -35,12 +45,15 @@ __all__ = [
     "causal",
     "chunked",
     "count_traffic",
+    "disable_cp_dtensor_dispatcher",
     "documents",
+    "enable_cp_dtensor_dispatcher",
     "full",
     "init_groups",
     "masked_mean_loss",
     "plan",
     "prefix",
     "rank_mesh",
+    "sdpa",
     "window",
 ]

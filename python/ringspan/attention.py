@@ -4,19 +4,25 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
+import torch.distributed
 from torch import Tensor
 
-from ringspan.call import Choices, check_choices, encode_local_call, read_sizes, resolve_scale
-from ringspan.group import Group, name_and_world, tell_peers
-from ringspan.masks import Frame, Full, Mask
+from ringspan.attend import Request, attend
+from ringspan.call import Choices
+from ringspan.group import Group
+from ringspan.masks import Full, Mask
 from ringspan.pairs import PairChoices
 from ringspan.shard_map import ShardMap
 from ringspan.stats import Stats
-from ringspan.support import DTYPES, check_offered
+
+if torch.distributed.is_available():
+    from torch.distributed.tensor import DTensor
+
+    from ringspan.dtensor.attention import attend_on_dtensors
+else:
+    DTensor = None
 
 _FULL = Full()
-_DTYPES = tuple(getattr(torch, name) for name in DTYPES)
 
 
 def attention(
@@ -79,76 +85,12 @@ def attention(
     Raises ValueError for a bad argument and NotImplementedError for one that is not offered (docs/python.md has the
     table), both before anything is sent and on every rank; PeerError for a lost or stalled peer.
     """
-    group_name, world = name_and_world(group)
-    try:
-        pairs = PairChoices(attn_mask, bias, softcap, dropout_p, seed, offset, head_offset, batch_offset, total_heads)
-        pairs.check()
-        choices = Choices(mask, shard_map, kv_shard_map, layout, num_heads, scale, schedule, exchange)
-        check_choices(choices)
-        _check_tensors(query, key, value)
-        sizes = read_sizes(query.shape, key.shape, value.shape, layout, num_heads)
-        _check_sink(sink, query, sizes.q_heads)
-        spec, tables = encode_local_call(sizes, choices, world)
-        frame = Frame(spec[3], spec[4], shard_map is not None)
-        changes = pairs.encode(sizes, frame, _dtype_of_call(query), query.device)
-        if assume_agreed and world > 1 and dropout_p > 0 and seed is None:
-            raise ValueError(
-                "assume_agreed=True and seed=None: each rank would draw its own dropout; give all one seed"
-            )
-    except (ValueError, NotImplementedError) as error:
-        if not assume_agreed:
-            tell_peers(group_name, error)
-        raise
-    out, row_max, row_sum, lse = torch.ops.ringspan.attention(
-        query,
-        key,
-        value,
-        sink,
-        spec,
-        tables,
-        resolve_scale(scale, sizes.qk_dim),
-        layout,
-        sizes.q_heads,
-        group_name,
-        schedule,
-        exchange,
-        assume_agreed,
-        **changes,
-    )
-    return (out, Stats.of(layout, row_max, row_sum, lse)) if return_stats else out
+    choices = Choices(mask, shard_map, kv_shard_map, layout, num_heads, scale, schedule, exchange)
+    pairs = PairChoices(attn_mask, bias, softcap, dropout_p, seed, offset, head_offset, batch_offset, total_heads)
+    request = Request(query, key, value, sink, choices, pairs, return_stats, assume_agreed)
+    on_mesh = _has_dtensors(query, key, value, sink, attn_mask, bias)
+    return attend_on_dtensors(request, group) if on_mesh else attend(request, group)
 
 
-def _check_tensors(query: Tensor, key: Tensor, value: Tensor) -> None:
-    named = (("query", query), ("key", key), ("value", value))
-    for name, tensor in named:
-        if not isinstance(tensor, Tensor):
-            raise ValueError(f"{name} is of {type(tensor).__name__}; give a tensor")
-        if tensor.dtype not in _DTYPES:
-            raise ValueError(f"{name} is of {tensor.dtype}; give one of {', '.join(DTYPES)}")
-        if tensor.device != query.device:
-            raise ValueError(f"{name} lies on {tensor.device}, query on {query.device}; put them on one device")
-    check_offered("device", query.device.type)
-    for name, tensor in named:
-        if _dtype_of_call(tensor) != _dtype_of_call(query):
-            raise ValueError(f"{name} is of {tensor.dtype}, query of {query.dtype}; the three must be alike")
-
-
-def _check_sink(sink: Tensor | None, query: Tensor, q_heads: int) -> None:
-    if sink is None:
-        return
-    if not isinstance(sink, Tensor):
-        raise ValueError(f"sink is of {type(sink).__name__}; give a tensor of one value per query head, or None")
-    if sink.dim() != 1 or sink.shape[0] != q_heads:
-        raise ValueError(f"sink has shape {list(sink.shape)}, but query has {q_heads} heads; give [{q_heads}]")
-    wide = (torch.float32, torch.float64) if query.dtype == torch.float64 else (torch.float32,)
-    if sink.dtype not in wide:
-        raise ValueError(f"sink is of {sink.dtype}; give {' or '.join(str(dtype) for dtype in wide)}")
-    if sink.device != query.device:
-        raise ValueError(f"sink lies on {sink.device}, query on {query.device}; put them on one device")
-
-
-def _dtype_of_call(tensor: Tensor) -> torch.dtype:
-    """What the op computes in: autocast takes all but fp64 to its own dtype."""
-    if torch.is_autocast_enabled("cpu") and tensor.dtype != torch.float64:
-        return torch.get_autocast_dtype("cpu")
-    return tensor.dtype
+def _has_dtensors(*given: Any) -> bool:
+    return DTensor is not None and any(isinstance(one, DTensor) for one in given)

@@ -19,7 +19,7 @@ from ringspan.support import EXCHANGES, LAYOUTS, SCHEDULES, check_offered
 SPEC_VERSION = 1
 MAX_HEAD_DIM = 768
 # Batch, heads, rows; None = the layout has no such axis.
-_AXES = {"BNSD": (0, 1, 2), "BSND": (0, 2, 1), "BSH": (0, None, 1), "SBH": (1, None, 0), "TND": (None, 1, 0)}
+AXES = {"BNSD": (0, 1, 2), "BSND": (0, 2, 1), "BSH": (0, None, 1), "SBH": (1, None, 0), "TND": (None, 1, 0)}
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def read_sizes(
     query: Sequence[int], key: Sequence[int], value: Sequence[int], layout: str, num_heads: int | None
 ) -> Sizes:
     """Takes the three shapes apart by `layout`. Raises ValueError, with both values, where they do not fit together."""
-    batch_axis, head_axis, row_axis = _AXES[layout]
+    batch_axis, head_axis, row_axis = AXES[layout]
     shapes = {"query": query, "key": key, "value": value}
     for name, shape in shapes.items():
         if len(shape) != len(layout):
@@ -104,8 +104,11 @@ def resolve_scale(scale: float | None, qk_dim: int) -> float:
     return 1.0 / math.sqrt(int(qk_dim)) if scale is None else float(scale)
 
 
-def encode_local_call(sizes: Sizes, choices: Choices, world: int) -> tuple[list[int], list[Tensor]]:
-    """`spec` and `tables` of a call whose sizes are those of one shard.
+def encode_local_call(
+    sizes: Sizes, choices: Choices, world: int, batch: int | None = None
+) -> tuple[list[int], list[Tensor]]:
+    """`spec` and `tables` of a call whose sizes are those of one shard. `batch`: entries that the mask describes, where
+    these are a part of them.
 
     Without maps the global lengths are the local ones times `world`: exact where all shards are equal; ranks with
     another length disagree in `spec`, which the agreement refuses on every rank.
@@ -117,7 +120,7 @@ def encode_local_call(sizes: Sizes, choices: Choices, world: int) -> tuple[list[
         for name, rows, smap in (("query", sizes.q_rows, q_map), ("key", sizes.kv_rows, kv_map)):
             if smap is not None and rows != smap.local_rows(0):
                 raise ValueError(f"{name} has {rows} rows, but its map gives this rank {smap.local_rows(0)}")
-    return _encode(sizes.batch, q_len, kv_len, q_map, kv_map, choices, world)
+    return _encode(sizes.batch if batch is None else batch, q_len, kv_len, q_map, kv_map, choices, world)
 
 
 def encode_global_call(sizes: Sizes, choices: Choices, world: int) -> tuple[list[int], list[Tensor]]:

@@ -52,6 +52,20 @@ MaskSpec::MaskSpec(int64_t q_len, int64_t kv_len, std::vector<std::vector<Band>>
   index_bands();
 }
 
+MaskSpec MaskSpec::entries(int64_t begin, int64_t count) const {
+  if (num_lists() == 1) return *this;
+  RINGSPAN_CHECK(begin >= 0 && count >= 1 && begin + count <= num_lists(), "mask: batch entries ", begin, " to ",
+                 begin + count, " of ", num_lists(), " do not exist");
+  MaskSpec mask = *this;
+  const auto keep = [&](auto& lists) {
+    lists.erase(lists.begin() + begin + count, lists.end());
+    lists.erase(lists.begin(), lists.begin() + begin);
+  };
+  keep(mask.bands_);
+  keep(mask.reach_);
+  return mask;
+}
+
 MaskSpec MaskSpec::from_disjoint(int64_t q_len, int64_t kv_len, std::vector<std::vector<Band>> bands) {
   MaskSpec mask;
   mask.q_len_ = q_len;

@@ -40,6 +40,9 @@ class MaskSpec {
   int64_t num_lists() const { return static_cast<int64_t>(bands_.size()); }
   std::span<const Band> bands(int64_t batch) const { return bands_[num_lists() == 1 ? 0 : batch]; }
 
+  // The mask of batch entries [begin, begin + count) alone; itself where one list serves all.
+  MaskSpec entries(int64_t begin, int64_t count) const;
+
   // The shortest run of `bands(batch)` outside of which no band meets the rows [begin, end). Cost: logarithmic.
   std::span<const Band> bands_meeting(int64_t batch, int64_t begin, int64_t end) const;
 

@@ -1,0 +1,170 @@
+"""The contract's ops on DTensors: rules for the two opaque ops behind every version of fusion_attention.
+
+Each unwraps, redistributes where placements are none that the op can take, runs the op on the local tensors (in the
+group that shares out the sequence, if there is one), and wraps. Autograd runs above, in C++, and carries statistics,
+seed and the chosen maps from the forward to the backward as it does for plain tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from ringspan.call import read_sizes
+from ringspan.dtensor.operands import as_dtensor, common_mesh, map_of, wrap, wrap_gradient
+from ringspan.dtensor.placements import (
+    Role,
+    TensorAxes,
+    axes_of_layout,
+    axes_of_pairs,
+    axes_of_stats,
+    choose_roles,
+)
+from ringspan.dtensor.split import split_in_rule
+
+_FIRST_COMPRESSED_MODE = 2  # from here on a mask says nothing that a rank could have a part of
+_SLOPES = 2  # pse_type from here on: slopes instead of a bias
+_Named = dict[str, Any]
+
+
+class _Placed:
+    """One call on DTensors: the roles of the mesh axes, and the op's arguments on local tensors."""
+
+    def __init__(self, named: _Named, is_backward: bool = False) -> None:
+        self.named = named
+        self.is_backward = is_backward
+        self.mesh = common_mesh({name: value for name, value in named.items() if isinstance(value, Tensor)})
+        self.layout = named["input_layout"].upper()
+        q, k, v = (as_dtensor(name, named[name], self.mesh) for name in ("query", "key", "value"))
+        self.sizes = read_sizes(q.shape, k.shape, v.shape, self.layout, named["head_num"])
+        self.roles = choose_roles(self.mesh, [t.placements for t in (q, k, v)], self.sizes, self.layout)
+        self.axes = axes_of_layout(self.layout)
+        self.given_axes = {name: self._axes_of(name) for name in ("pse", "atten_mask", "sink")}
+
+    def _axes_of(self, name: str) -> TensorAxes:
+        tensor, named = self.named[name], self.named
+        if tensor is None or (name == "atten_mask" and named["sparse_mode"] >= _FIRST_COMPRESSED_MODE):
+            return {}
+        if name == "sink":
+            return {Role.HEADS: 0}
+        if name == "pse" and named["pse_type"] >= _SLOPES:
+            return {Role.HEADS: tensor.dim() - 1} | ({Role.BATCH: 0} if tensor.dim() == 2 else {})
+        return axes_of_pairs(tensor.shape)
+
+    def local(self, name: str, axes: TensorAxes) -> Tensor | None:
+        """This rank's part of an argument."""
+        tensor = self.named[name]
+        if tensor is None:
+            return None
+        wanted = self.roles.placements(axes)
+        given = as_dtensor(name, tensor, self.mesh, self.is_backward and name in self.given_axes)
+        return (given if given.placements == wanted else given.redistribute(placements=wanted)).to_local()
+
+    def arguments(self) -> _Named:
+        """All arguments of the op for this rank."""
+        local = {name: _whole(value) for name, value in self.named.items()}
+        for name in ("query", "key", "value"):
+            local[name] = self.local(name, self.axes)
+        for name, axes in self.given_axes.items():
+            local[name] = self.local(name, axes)
+        local["head_num"] = self.named["head_num"] // self.roles.parts(Role.HEADS)
+        local["batch_groups"] = self.roles.group_names(Role.BATCH)
+        local["head_groups"] = self.roles.group_names(Role.HEADS)
+        group = self.roles.sequence_group()
+        if group is not None:
+            local["in_group"], local["group_name"] = True, group.group_name
+            self._fill_maps(local, group.size())
+        return local
+
+    def _fill_maps(self, local: _Named, world: int) -> None:
+        """A backward finds the forward's maps in its arguments."""
+        split = split_in_rule()
+        local["exchange"] = split.exchange
+        for name, rows in (("q_map", self.sizes.q_rows), ("kv_map", self.sizes.kv_rows)):
+            if local[name] is None and not (split.is_contiguous and rows % world == 0):
+                local[name] = map_of(split.make_map, rows, world).to_tensor()
+
+    def out_shape(self) -> list[int]:
+        """Of the whole output."""
+        shape = list(self.named["query"].shape)
+        sizes = self.sizes
+        shape[-1] = sizes.v_dim if self.layout in ("BNSD", "BSND", "TND") else sizes.q_heads * sizes.v_dim
+        return shape
+
+    def stats_shape(self) -> list[int]:
+        """Of the whole statistics, eight equal numbers for each row."""
+        sizes = self.sizes
+        lead = [sizes.q_rows, sizes.q_heads] if self.layout == "TND" else [sizes.batch, sizes.q_heads, sizes.q_rows]
+        return [*lead, 8]
+
+
+def _whole(value: Any) -> Any:
+    """Seeds and lengths come as replicated DTensors or plain."""
+    return value.full_tensor() if isinstance(value, DTensor) and value.dim() <= 1 else value
+
+
+def _forward(named: _Named) -> tuple[Tensor, ...]:
+    placed = _Placed(named)
+    local = placed.arguments()
+    out, row_max, row_sum, seed, _, _ = torch.ops.ringspan._contract_forward(**local)
+    roles, stats = placed.roles, axes_of_stats(placed.layout)
+    empty = torch.empty(0, dtype=torch.int64)
+    return (
+        wrap(out, placed.out_shape(), roles, placed.axes),
+        wrap(row_max, placed.stats_shape(), roles, stats),
+        wrap(row_sum, placed.stats_shape(), roles, stats),
+        wrap(seed, [1], roles, {}),
+        empty if local["q_map"] is None else local["q_map"],
+        empty if local["kv_map"] is None else local["kv_map"],
+    )
+
+
+def _backward(named: _Named) -> tuple[Tensor, ...]:
+    placed = _Placed(named, is_backward=True)
+    local = placed.arguments()
+    for name, axes in (("dy", placed.axes), ("attention_in", placed.axes)):
+        local[name] = placed.local(name, axes)
+    for name in ("softmax_max", "softmax_sum"):
+        local[name] = placed.local(name, axes_of_stats(placed.layout))
+    dq, dk, dv, dpse, dsink = torch.ops.ringspan._contract_backward(**local)
+    roles = placed.roles
+    results = [
+        wrap_gradient(gradient, named[name].shape, roles, placed.axes)
+        for name, gradient in (("query", dq), ("key", dk), ("value", dv))
+    ]
+    for name, gradient in (("pse", dpse), ("sink", dsink)):
+        shape = gradient.shape if named[name] is None else named[name].shape
+        if named[name] is not None and gradient.numel():
+            results.append(wrap_gradient(gradient, shape, roles, placed.given_axes[name]))
+        else:
+            results.append(wrap(gradient, shape, roles, {}))
+    return tuple(results)
+
+
+def _rule(run: Callable[[_Named], tuple[Tensor, ...]]) -> Callable[..., Any]:
+    """`run` as PyTorch calls a rule; the contract's errors are RuntimeErrors."""
+
+    def rule(cls: type, func: Any, types: tuple[type, ...], args: tuple = (), kwargs: dict | None = None) -> Any:
+        names = [argument.name for argument in func._schema.arguments]
+        named = dict(zip(names, args, strict=False)) | (kwargs or {})
+        if named["in_group"]:
+            raise RuntimeError(
+                "the .cp overloads take this rank's local tensors, not DTensors; call fusion_attention without them"
+            )
+        try:
+            return run(named)
+        except ValueError as error:
+            raise RuntimeError(str(error)) from error
+
+    return rule
+
+
+def register() -> None:
+    """Teaches DTensor both ops. Once for each process."""
+    ops = torch.ops.ringspan
+    torch.library.register_torch_dispatch(ops._contract_forward.default, DTensor, _rule(_forward))
+    torch.library.register_torch_dispatch(ops._contract_backward.default, DTensor, _rule(_backward))

@@ -1,0 +1,77 @@
+"""enable_cp_dtensor_dispatcher and its opposite: which positions DTensor's shards hold, and what is hooked meanwhile.
+
+    enable(A)     plain tensors count as replicated; PyTorch's own rules are registered; SDPA comes to us; map A
+      enable(B)   map B
+      disable()   map A
+    disable()     everything is as it was
+
+What a call needs of this is read once, in its forward: the backward takes it from the graph, whatever is enabled then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ringspan.dtensor import private
+from ringspan.dtensor.balancer import BalancerWatch
+from ringspan.dtensor.sdpa_hook import SdpaHook
+from ringspan.dtensor.split import ENABLED, Split
+from ringspan.shard_map import ShardMap
+
+
+class _Hooks:
+    """What is in place while anything is enabled."""
+
+    def __init__(self) -> None:
+        self.allowed = private.allows_implicit_replication()
+        private.allow_implicit_replication(True)
+        rules = private.context_parallel_rules()
+        self.registered_rules = not rules._cp_strategy_contexts
+        rules.register_cp_sharding_rules()
+        ENABLED.watch = self.watch = BalancerWatch()
+        self.sdpa = SdpaHook()
+
+    def remove(self) -> None:
+        """Everything as it was before."""
+        self.sdpa.remove()
+        ENABLED.watch = None
+        self.watch.remove()
+        if self.registered_rules:
+            private.context_parallel_rules().unregister_cp_sharding_rules()
+        private.allow_implicit_replication(self.allowed)
+
+
+_HOOKS: list[_Hooks] = []  # one while anything is enabled
+
+
+def enable_cp_dtensor_dispatcher(*, shard_map: Callable[[int, int], ShardMap] = ShardMap.contiguous) -> None:
+    """From now on DTensors that are sharded along the sequence hold the positions that `shard_map` says.
+
+    shard_map(seq_len, world_size) makes the ShardMap; it must give every rank as many rows as DTensor does (chunks of
+    ceil(seq_len / world_size)). Until the matching `disable_cp_dtensor_dispatcher()`:
+
+    - `ringspan.attention`, the contract's ops and `F.scaled_dot_product_attention` on DTensors run in the group that
+      shares out the sequence. (Contiguous DTensors do so without this call, SDPA excepted.)
+    - plain tensors beside DTensors count as replicated, for every op;
+    - inside PyTorch's `context_parallel` and after `_context_parallel_shard` the positions are those of the load
+      balancer that was used there, and the exchange is what `set_rotate_method` says;
+    - PyTorch's sharding rules for flash, efficient and cudnn attention are registered.
+
+    Calls nest; the innermost map counts.
+    """
+    if not callable(shard_map):
+        raise ValueError(
+            f"shard_map is {shard_map!r}; give a function of (seq_len, world_size), such as ringspan.ShardMap.head_tail"
+        )
+    if not ENABLED.splits:
+        _HOOKS.append(_Hooks())
+    ENABLED.splits.append(Split(shard_map))
+
+
+def disable_cp_dtensor_dispatcher() -> None:
+    """Takes back the last `enable_cp_dtensor_dispatcher()`. RuntimeError where there is none."""
+    if not ENABLED.splits:
+        raise RuntimeError("disable_cp_dtensor_dispatcher() without a matching enable_cp_dtensor_dispatcher()")
+    ENABLED.splits.pop()
+    if not ENABLED.splits:
+        _HOOKS.pop().remove()

@@ -1,0 +1,153 @@
+"""What each axis of a device mesh does in one attention call, and where its tensors lie then.
+
+    role        query, key, value, out   statistics [B, N, S]   sink [N]    its gradient
+    REPLICATE   Replicate                Replicate              Replicate   Replicate
+    BATCH       Shard(batch axis)        Shard(0)               Replicate   Partial
+    HEADS       Shard(head axis)         Shard(1)               Shard(0)    Shard(0)
+    SEQUENCE    Shard(row axis)          Shard(2)               Replicate   Partial
+
+Each axis gets the role that moves least of query, key and value, on equal terms the one that the query already has.
+Sizes enter only where they must divide, so that a compiled graph serves every length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from torch.distributed import ProcessGroup
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Partial, Placement, Replicate, Shard
+
+from ringspan.call import AXES, Sizes
+
+
+class Role(Enum):
+    """The part of an attention call that ranks along one mesh axis share out."""
+
+    REPLICATE = "replicate"
+    BATCH = "batch"
+    HEADS = "heads"
+    SEQUENCE = "sequence"
+
+
+# The axis of a tensor that a role cuts; a role that is absent cuts none.
+TensorAxes = dict[Role, int]
+
+
+def axes_of_layout(layout: str) -> TensorAxes:
+    """The axes of query, key, value and out. The heads of BSH and SBH lie in the last one."""
+    batch, heads, rows = AXES[layout]
+    axes = {Role.HEADS: 2 if heads is None else heads, Role.SEQUENCE: rows}
+    return axes if batch is None else axes | {Role.BATCH: batch}
+
+
+def axes_of_stats(layout: str) -> TensorAxes:
+    """The axes of the statistics, [B, N, S] or in layout TND [T, N]."""
+    if layout == "TND":
+        return {Role.SEQUENCE: 0, Role.HEADS: 1}
+    return {Role.BATCH: 0, Role.HEADS: 1, Role.SEQUENCE: 2}
+
+
+def axes_of_pairs(shape: Sequence[int]) -> TensorAxes:
+    """The axes of a mask or bias that expands to [B, N, Sq, Skv]; what it shares along an axis, it has no axis for."""
+    found = {}
+    for role, place in ((Role.BATCH, 4), (Role.HEADS, 3), (Role.SEQUENCE, 2)):
+        if len(shape) >= place and shape[-place] != 1:
+            found[role] = len(shape) - place
+    return found
+
+
+@dataclass(frozen=True)
+class Roles:
+    """The role of every axis of a mesh."""
+
+    mesh: DeviceMesh
+    roles: tuple[Role, ...]
+
+    def placements(self, axes: TensorAxes) -> tuple[Placement, ...]:
+        """Where a tensor with these axes lies."""
+        return tuple(Shard(axes[role]) if role in axes else Replicate() for role in self.roles)
+
+    def gradient_placements(self, axes: TensorAxes) -> tuple[Placement, ...]:
+        """Where the gradient lies that the ranks get for it: parts of a sum where they share the tensor."""
+        return tuple(
+            Shard(axes[role]) if role in axes else Replicate() if role is Role.REPLICATE else Partial()
+            for role in self.roles
+        )
+
+    def parts(self, role: Role) -> int:
+        """Into how many parts the role cuts, over all its axes."""
+        count = 1
+        for axis, found in enumerate(self.roles):
+            if found is role:
+                count *= self.mesh.size(axis)
+        return count
+
+    def group_names(self, role: Role) -> list[str]:
+        """The groups of this process along the axes of a role, outermost first."""
+        return [self.mesh.get_group(axis).group_name for axis, found in enumerate(self.roles) if found is role]
+
+    def sequence_group(self) -> ProcessGroup | None:
+        """The group that shares out the sequence, None where none does."""
+        return self.mesh.get_group(self.roles.index(Role.SEQUENCE)) if Role.SEQUENCE in self.roles else None
+
+
+def choose_roles(
+    mesh: DeviceMesh, placements: Sequence[Sequence[Placement]], sizes: Sizes, layout: str, may_cut_batch: bool = True
+) -> Roles:
+    """The cheapest roles for query, key and value that lie so.
+
+    Batch entries and heads are cut only where their number divides; the sequence is cut by one axis, at any length.
+    """
+    axes = axes_of_layout(layout)
+    counts = {Role.BATCH: (sizes.batch,) if may_cut_batch else (), Role.HEADS: (sizes.q_heads, sizes.kv_heads)}
+    parts = {Role.BATCH: 1, Role.HEADS: 1}
+    roles: list[Role] = []
+    for axis in range(mesh.ndim):
+        size = mesh.size(axis)
+        lying = [placement[axis] for placement in placements]
+        best, least = Role.REPLICATE, float("inf")
+        for role in _tried(lying[0], axes):
+            if role in parts:
+                offered = bool(counts[role]) and all(count % (parts[role] * size) == 0 for count in counts[role])
+            else:
+                offered = role is Role.REPLICATE or Role.SEQUENCE not in roles
+            cost = _cost_of_all(lying, role, axes, size)
+            if offered and cost < least:
+                best, least = role, cost
+        if best in parts:
+            parts[best] *= size
+        roles.append(best)
+    return Roles(mesh, tuple(roles))
+
+
+def _tried(lying: Placement, axes: TensorAxes) -> list[Role]:
+    """All roles that the layout has, the one that the query's placement says first."""
+    offered = [Role.REPLICATE, *axes]
+    for role, axis in axes.items():
+        if lying == Shard(axis):
+            offered.remove(role)
+            offered.insert(0, role)
+    return offered
+
+
+def _cost_of_all(lying: Sequence[Placement], role: Role, axes: TensorAxes, size: int) -> float:
+    wanted = Shard(axes[role]) if role in axes else Replicate()
+    return sum(_cost(placement, wanted, size) for placement in lying)
+
+
+def _cost(lying: Placement, wanted: Placement, size: int) -> float:
+    """What each rank receives, in parts of the whole tensor."""
+    if lying in (wanted, Replicate()):
+        return 0.0
+    if isinstance(lying, Partial):
+        return 1.0 if isinstance(wanted, Shard) else 2.0
+    return 1.0 / size if type(lying) is Shard and isinstance(wanted, Shard) else 1.0
+
+
+def chunk_rows(seq_len: int, world: int) -> list[int]:
+    """Rows of each rank where DTensor shards `seq_len` rows: full chunks first, what is left over, then none."""
+    chunk = -(-seq_len // world)
+    return [max(0, min(chunk, seq_len - rank * chunk)) for rank in range(world)]

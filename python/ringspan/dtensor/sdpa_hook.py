@@ -1,0 +1,180 @@
+"""F.scaled_dot_product_attention on DTensors, and on plain CPU tensors inside `ringspan.sdpa()`, by our attention.
+
+Where a call can come from, and who meets it:
+
+    F.scaled_dot_product_attention            a Python function of ours: torch.compile guards on what it reads
+    a reference to it from before, C++        kernels for the keys AutogradCPU and CPU (inference_mode skips the first)
+    the same on DTensors in inference_mode    a rule of DTensor
+
+Everything that is not for us goes on to PyTorch's own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from ringspan.attention import attention
+from ringspan.dtensor import private
+from ringspan.masks import causal, full
+
+_aten_sdpa = torch.ops.aten.scaled_dot_product_attention.default
+_OURS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+
+class SdpaHook:
+    """In place from its creation until `remove()`. One for DTensors, one for plain tensors, in any order."""
+
+    def __init__(self) -> None:
+        _USERS.append(self)
+        if len(_USERS) == 1:
+            _install()
+
+    def remove(self) -> None:
+        """The last one takes everything away."""
+        _USERS.remove(self)
+        if not _USERS:
+            _uninstall()
+
+
+@contextlib.contextmanager
+def sdpa() -> Iterator[None]:
+    """Inside, F.scaled_dot_product_attention on plain CPU tensors runs on our kernels.
+
+    Same arguments and results; calls that we do not take (other devices, dtypes or numbers of dimensions) run on
+    PyTorch's. Contexts nest.
+    """
+    hook = SdpaHook()
+    _PLAIN.append(hook)
+    try:
+        yield
+    finally:
+        _PLAIN.remove(hook)
+        hook.remove()
+
+
+_USERS: list[SdpaHook] = []
+_PLAIN: list[SdpaHook] = []  # those of `sdpa()`
+_INSTALLED: dict[str, Any] = {}
+
+
+def _install() -> None:
+    original = F.scaled_dot_product_attention
+    # PyTorch's context manager recognises its own function when it takes it away: never wrap that one.
+    if not private.is_inside_context_parallel():
+        _INSTALLED["original"] = original
+        _INSTALLED["wrapper"] = F.scaled_dot_product_attention = _wrapper_of(original)
+    library = torch.library.Library("aten", "IMPL")
+    for key in ("AutogradCPU", "CPU"):
+        library.impl("scaled_dot_product_attention", _kernel, key)
+    _INSTALLED["library"] = library
+
+
+def _uninstall() -> None:
+    _INSTALLED.pop("library")._destroy()
+    if "wrapper" in _INSTALLED:
+        wrapper, original = _INSTALLED.pop("wrapper"), _INSTALLED.pop("original")
+        if F.scaled_dot_product_attention is wrapper:
+            F.scaled_dot_product_attention = original
+        else:
+            private.restore_later(wrapper, original)
+
+
+def _wrapper_of(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def scaled_dot_product_attention(
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> Tensor:
+        """PyTorch's, with ringspan in front of it."""
+        if _is_ours(query, key, value, attn_mask):
+            return _attend(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+        return original(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+
+    return scaled_dot_product_attention
+
+
+def _kernel(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    if _is_ours(query, key, value, attn_mask):
+        private.refuse_to_trace_unguarded()
+        return _attend(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+    return private.composite_attention(
+        query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+    )
+
+
+def _rule(cls: type, func: Any, types: tuple[type, ...], args: tuple = (), kwargs: dict | None = None) -> Any:
+    return _kernel(*args, **(kwargs or {}))
+
+
+def _is_ours(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None) -> bool:
+    if any(isinstance(tensor, DTensor) for tensor in (query, key, value, attn_mask)):
+        return len(_USERS) > len(_PLAIN)
+    plain = (query, key, value) if attn_mask is None else (query, key, value, attn_mask)
+    return (
+        bool(_PLAIN)
+        and query.dim() in (3, 4)
+        and key.dim() == value.dim() == query.dim()
+        and query.dtype in _OURS
+        and all(tensor.device.type == "cpu" for tensor in plain)
+    )
+
+
+def _attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+    enable_gqa: bool,
+) -> Tensor:
+    """[B, N, S, D], or [N, S, D] of plain tensors."""
+    if is_causal and attn_mask is not None:
+        raise RuntimeError("is_causal=True and attn_mask are both given to scaled_dot_product_attention; give one")
+    if query.dim() == 3 and not isinstance(query, DTensor):
+        whole = _attend(
+            *(tensor.unsqueeze(0) for tensor in (query, key, value)),
+            attn_mask, dropout_p, is_causal, scale, enable_gqa,
+        )  # fmt: skip
+        return whole.squeeze(0)
+    if not enable_gqa and query.shape[1] != key.shape[1]:
+        raise RuntimeError(
+            f"query has {query.shape[1]} heads and key {key.shape[1]}; give scaled_dot_product_attention enable_gqa=True"
+        )
+    return attention(
+        query,
+        key,
+        value,
+        mask=causal(align="top_left") if is_causal else full(),
+        attn_mask=attn_mask,
+        dropout_p=dropout_p,
+        scale=scale,
+    )
+
+
+def register() -> None:
+    """Teaches DTensor the op, for inference_mode. Once for each process."""
+    torch.library.register_torch_dispatch(_aten_sdpa, DTensor, _rule)

@@ -1,0 +1,298 @@
+"""Jobs of the pool on DTensors: attention and the contract's ops on meshes, against the oracle of the whole."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import oracle
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+
+import ringspan as rs
+
+OPS = torch.ops.ringspan
+AXES = {"BNSD": "BNSD", "BSND": "BSND", "BSH": "BSH", "SBH": "SBH", "TND": "TND"}
+MAPS = {"contiguous": rs.ShardMap.contiguous, "head_tail": rs.ShardMap.head_tail, "striped": rs.ShardMap.striped}
+
+
+@dataclass(frozen=True)
+class OnMesh:
+    """One call. `lying`: per mesh axis where query lies (R, B, N, S); `kv_lying` the same for key and value."""
+
+    shape: tuple[int, ...]
+    lying: str
+    kv_lying: str | None = None
+    layout: str = "BNSD"
+    split: str = "contiguous"
+    batch: int = 2
+    q_heads: int = 4
+    kv_heads: int = 2
+    q_len: int = 12
+    kv_len: int = 12
+    v_dim: int = 8
+    causal: bool = True
+    dtype: str = "float64"
+
+
+@functools.cache
+def mesh_of(shape: tuple[int, ...]) -> DeviceMesh:
+    """All four ranks in this shape, or the first ranks in a row."""
+    return init_device_mesh("cpu", shape, mesh_dim_names=tuple(f"axis{i}" for i in range(len(shape))))
+
+
+def mesh_for(group: dist.ProcessGroup, shape: tuple[int, ...]) -> DeviceMesh:
+    """A mesh over the job's ranks."""
+    if len(shape) == 1:
+        return DeviceMesh.from_group(group, "cpu", mesh_dim_names=("axis0",))
+    return mesh_of(shape)
+
+
+def to_layout(x: np.ndarray, layout: str, dtype: str) -> torch.Tensor:
+    """[B, N, S, D] in a layout."""
+    given = torch.from_numpy(x).to(getattr(torch, dtype))
+    if layout == "BNSD":
+        return given
+    if layout == "TND":
+        return given[0].transpose(0, 1).contiguous()
+    rows = given.transpose(1, 2).contiguous()
+    if layout == "BSND":
+        return rows
+    flat = rows.flatten(2)
+    return flat if layout == "BSH" else flat.transpose(0, 1).contiguous()
+
+
+def from_layout(x: torch.Tensor, layout: str, heads: int) -> np.ndarray:
+    """The way back, float64."""
+    x = x.detach().double()
+    if layout == "TND":
+        return x.transpose(0, 1)[None].numpy()
+    if layout == "SBH":
+        x = x.transpose(0, 1)
+    if layout in ("BSH", "SBH"):
+        x = x.unflatten(2, (heads, -1))
+    return (x if layout == "BNSD" else x.transpose(1, 2)).numpy()
+
+
+def placements(lying: str, layout: str) -> list:
+    """Placements of query, key and value."""
+    heads = layout.index("N") if "N" in layout else 2
+    where = {"R": Replicate(), "N": Shard(heads), "S": Shard(layout.index("T" if layout == "TND" else "S"))}
+    if "B" in layout:
+        where["B"] = Shard(layout.index("B"))
+    return [where[letter] for letter in lying]
+
+
+def order_of(split: str, length: int, lying: str, shape: tuple[int, ...]) -> np.ndarray:
+    """Positions of the rows of the whole DTensor."""
+    world = shape[lying.index("S")] if "S" in lying else 1
+    smap = MAPS[split](length, world)
+    return np.concatenate([smap.positions(rank).numpy() for rank in range(world)])
+
+
+def distributed(x: torch.Tensor, mesh: DeviceMesh, where: list) -> DTensor:
+    """Every rank has the whole already. A leaf."""
+    return distribute_tensor(x, mesh, where, src_data_rank=None).detach().requires_grad_()
+
+
+def expected(case: OnMesh, keep: np.ndarray, **changes: Any) -> tuple[list, oracle.Result]:
+    """Inputs, and what the oracle makes of them."""
+    q, _, _, _ = oracle.draw(3, case.q_len, case.q_heads, case.kv_heads, 8, case.v_dim, case.batch)
+    _, k, v, _ = oracle.draw(4, case.kv_len, case.q_heads, case.kv_heads, 8, case.v_dim, case.batch)
+    dout = oracle.draw(5, case.q_len, case.q_heads, case.kv_heads, 8, case.v_dim, case.batch)[3]
+    return [q, k, v, dout], oracle.attend(q, k, v, keep, dout, **changes)
+
+
+def keep_of(case: OnMesh) -> np.ndarray:
+    """[1, Sq, Skv]"""
+    i, j = np.arange(case.q_len)[:, None], np.arange(case.kv_len)[None]
+    return (j <= i if case.causal else j < case.kv_len)[None] & np.ones((1, case.q_len, 1), bool)
+
+
+def relative(found: np.ndarray, right: np.ndarray, floor: float = 1e-30) -> float:
+    """Largest difference over the largest value, or over the terms that cancelled in it."""
+    return float(np.abs(found - right).max() / max(np.abs(right).max(), floor))
+
+
+def run_case(
+    group: dist.ProcessGroup, case: OnMesh, call: Callable[..., tuple], keep: np.ndarray, **changes: Any
+) -> dict:
+    """Errors of out, statistics and gradients; where out lies. `call(case, leaves)` gives (out, lse or None)."""
+    mesh = mesh_for(group, case.shape)
+    inputs, right = expected(case, keep, **changes)
+    orders = [
+        order_of(case.split, n, case.lying, case.shape) for n in (case.q_len, case.kv_len, case.kv_len, case.q_len)
+    ]
+    wheres = [placements(lying, case.layout) for lying in (case.lying, *[case.kv_lying or case.lying] * 2)]
+    q, k, v, dout = (
+        to_layout(x[:, :, order], case.layout, case.dtype) for x, order in zip(inputs, orders, strict=True)
+    )
+    leaves = [distributed(x, mesh, where) for x, where in zip((q, k, v), wheres, strict=True)]
+    out, lse = call(case, leaves)
+    gradients = torch.autograd.grad(out, leaves, distribute_tensor(dout, mesh, out.placements, src_data_rank=None))
+    found = {}
+    heads = (case.q_heads, case.q_heads, case.kv_heads, case.kv_heads)
+    names = ("out", "dq", "dk", "dv")
+    for name, x, count, order, wanted in zip(
+        names, (out, *gradients), heads, (orders[0], orders[0], orders[1], orders[1]),
+        (right.out, right.dq, right.dk, right.dv), strict=True,
+    ):  # fmt: skip
+        assert isinstance(x, DTensor), name
+        assert x.shape == (out if name == "out" else leaves[names.index(name) - 1]).shape
+        floor = {"dq": right.dq_terms / 4, "dk": right.dk_terms / 4}.get(name, 1e-30)
+        found[name] = relative(from_layout(x.full_tensor(), case.layout, count), wanted[:, :, order], floor)
+    if lse is not None:
+        whole = lse.full_tensor().detach().double().numpy()
+        whole = whole.T[None] if case.layout == "TND" else whole
+        found["lse"] = relative(whole, right.lse[:, :, orders[0]])
+    return {"errors": found, "placements": str(out.placements)}
+
+
+def attention(group: dist.ProcessGroup, case: OnMesh) -> dict:
+    """rs.attention."""
+
+    def call(case: OnMesh, leaves: list) -> tuple:
+        heads = case.q_heads if case.layout in ("BSH", "SBH") else None
+        mask = rs.causal(align="top_left") if case.causal else rs.full()
+        out, stats = rs.attention(*leaves, mask=mask, layout=case.layout, num_heads=heads, return_stats=True)
+        return out, stats.lse
+
+    return _enabled(case.split, lambda: run_case(group, case, call, keep_of(case)))
+
+
+def contract(group: dist.ProcessGroup, case: OnMesh) -> dict:
+    """fusion_attention_v3, causal by mode 2, no scale given; and the gradient op by hand."""
+
+    def call(case: OnMesh, leaves: list) -> tuple:
+        mask = torch.ones(2048, 2048, dtype=torch.bool).triu(1)
+        keywords = {"atten_mask": mask, "sparse_mode": 2} if case.causal else {}
+        out, row_max, row_sum, empty, seed, offset = OPS.fusion_attention_v3(
+            *leaves, case.q_heads, case.layout, **keywords
+        )
+        assert all(isinstance(x, DTensor) for x in (out, row_max, row_sum, empty, seed, offset))
+        return out, (row_max + row_sum.log())[..., 0]
+
+    return _enabled(case.split, lambda: run_case(group, case, call, keep_of(case), scale=1.0), always=True)
+
+
+def _enabled(split: str, run: Callable[[], dict], always: bool = False) -> dict:
+    if split == "contiguous" and not always:
+        return run()
+    rs.enable_cp_dtensor_dispatcher(shard_map=MAPS[split])
+    try:
+        return run()
+    finally:
+        rs.disable_cp_dtensor_dispatcher()
+
+
+def operands(group: dist.ProcessGroup, shape: tuple[int, ...], lying: str) -> dict[str, float]:
+    """Sink, bias of all shapes, bool mask, per-entry documents, softcap and dropout, with their gradients."""
+    case = OnMesh(shape, lying, causal=False, batch=4, q_len=8, kv_len=8)
+    mesh = mesh_for(group, shape)
+    source = np.random.default_rng(7)
+    sink, bias = source.standard_normal(4), source.standard_normal((4, 1, 8, 8))
+    shared, hidden = source.standard_normal((4, 1, 8)), source.random((1, 4, 8, 8)) < 0.2
+    ids = np.array([[1] * 8, [1] * 3 + [2] * 5, [0] * 2 + [1] * 6, [2] * 7 + [0]])
+    keep = (ids[:, :, None] == ids[:, None]) & (ids[:, :, None] > 0)
+    dropped = oracle.dropped_pairs(0.25, 99, 0, (4, 4, 8, 8))
+    everything = bias + shared[None] + np.where(hidden, -np.inf, 0.0)
+    inputs, right = expected(
+        case, keep, sink=sink, bias=everything, softcap=3.0, dropped=dropped, dropout_p=0.25,
+    )  # fmt: skip
+    where = placements(lying, "BNSD")
+    q, k, v, dout = (torch.from_numpy(x) for x in inputs)
+    leaves = [distributed(x, mesh, where) for x in (q, k, v)]
+    extra = [distributed(torch.from_numpy(x), mesh, [Replicate()] * mesh.ndim) for x in (sink, bias, shared)]
+    mask = distribute_tensor(torch.from_numpy(~hidden), mesh, [Replicate()] * mesh.ndim, src_data_rank=None)
+    out = rs.attention(
+        *leaves, mask=rs.documents(ids=torch.from_numpy(ids), inside=rs.full()), sink=extra[0], bias=extra[1] + extra[2], attn_mask=mask,
+        softcap=3.0, dropout_p=0.25, seed=99,
+    )  # fmt: skip
+    gradients = torch.autograd.grad(
+        out, [*leaves, *extra], distribute_tensor(dout, mesh, out.placements, src_data_rank=None)
+    )
+    whole = [x.full_tensor().detach().numpy() for x in (out, *gradients)]
+    dbias = right.dbias
+    rights = [
+        right.out,
+        right.dq,
+        right.dk,
+        right.dv,
+        right.dsink,
+        dbias.sum(1, keepdims=True),
+        dbias.sum((0, 2))[:, None],
+    ]
+    names = ("out", "dq", "dk", "dv", "dsink", "dbias", "dshared")
+    return {name: relative(x, wanted) for name, x, wanted in zip(names, whole, rights, strict=True)}
+
+
+def partial_inputs(group: dist.ProcessGroup) -> float:
+    """A query that is a sum over ranks, and a key sharded along its head dim, are brought into place."""
+    world = group.size()
+    mesh = mesh_for(group, (world,))
+    case = OnMesh((world,), "S")
+    inputs, right = expected(case, keep_of(case))
+    q, k, v = (torch.from_numpy(x) for x in inputs[:3])
+    part = DTensor.from_local(q / world, mesh, [Partial()], run_check=False)
+    hidden = distribute_tensor(k, mesh, [Shard(3)], src_data_rank=None)
+    rows = distribute_tensor(v, mesh, [Shard(2)], src_data_rank=None)
+    return relative(rs.attention(part, hidden, rows, mask=rs.causal()).full_tensor().numpy(), right.out)
+
+
+def refusals(group: dist.ProcessGroup) -> dict[str, str]:
+    """What bad calls are told."""
+    mesh = mesh_for(group, (group.size(),))
+    x = distribute_tensor(torch.randn(1, 2, 8, 4), mesh, [Shard(2)], src_data_rank=None)
+    plain = torch.randn(1, 2, 8, 4)
+    odd = distribute_tensor(torch.randn(1, 2, 7, 4), mesh, [Shard(2)], src_data_rank=None)
+    calls = {
+        "plain": lambda: rs.attention(x, plain, x),
+        "group": lambda: rs.attention(x, x, x, group=group),
+        "map": lambda: rs.attention(x, x, x, shard_map=rs.ShardMap.contiguous(8, group.size() + 1)),
+        "rows": lambda: rs.attention(odd, odd, odd, shard_map=rs.ShardMap.head_tail(7, group.size())),
+        "cp": lambda: OPS.fusion_attention_v3.cp(x, x, x, 2, "BNSD", group_name=group.group_name),
+        "heads": lambda: OPS.fusion_attention_v3(x, x, x, 3, "BNSD"),
+        "disable": rs.disable_cp_dtensor_dispatcher,
+        "enable": lambda: rs.enable_cp_dtensor_dispatcher(shard_map=rs.ShardMap.contiguous(8, 2)),
+    }
+    told = {}
+    for name, call in calls.items():
+        try:
+            call()
+            told[name] = "nothing"
+        except (ValueError, RuntimeError) as error:
+            told[name] = f"{type(error).__name__}: {error}"
+    return told
+
+
+def backward_after_disable(group: dist.ProcessGroup) -> dict[str, float]:
+    """Forward under a head-tail map, backward under another or none: the forward's map counts."""
+    world = group.size()
+    case = OnMesh((world,), "S", split="head_tail", q_len=8 * world, kv_len=8 * world)
+    mesh = mesh_for(group, case.shape)
+    found = {}
+    order = order_of("head_tail", case.q_len, "S", case.shape)
+    for name in ("attention", "contract"):
+        inputs, right = expected(case, keep_of(case), **({} if name == "attention" else {"scale": 1.0}))
+        q, k, v, dout = (torch.from_numpy(np.ascontiguousarray(x[:, :, order])) for x in inputs)
+        dtype = torch.float64 if name == "attention" else torch.float32
+        leaves = [distributed(x.to(dtype), mesh, [Shard(2)]) for x in (q, k, v)]
+        rs.enable_cp_dtensor_dispatcher(shard_map=rs.ShardMap.head_tail)
+        try:
+            if name == "attention":
+                out = rs.attention(*leaves, mask=rs.causal())
+            else:
+                mask = torch.ones(2048, 2048, dtype=torch.bool).triu(1)
+                out = OPS.fusion_attention_v3(*leaves, 4, "BNSD", atten_mask=mask, sparse_mode=2)[0]
+        finally:
+            rs.disable_cp_dtensor_dispatcher()
+        upstream = distribute_tensor(dout.to(dtype), mesh, [Shard(2)], src_data_rank=None)
+        gradients = torch.autograd.grad(out, leaves, upstream)
+        for what, x, wanted in zip("qkv", gradients, (right.dq, right.dk, right.dv), strict=True):
+            found[f"{name} d{what}"] = relative(x.full_tensor().double().numpy(), wanted[:, :, order])
+    return found
