@@ -209,20 +209,28 @@ TORCH_LIBRARY_FRAGMENT(ringspan, m) {
       "Tensor? kv_ends, int sparse_mode, str softmax_layout, Tensor? sink, int pse_type, int slope_shift, "
       "Tensor? seed, Tensor? offset, bool in_group, str group_name, Tensor? q_map, Tensor? kv_map, str schedule, "
       "str exchange, str[]? batch_groups, str[]? head_groups)";
-  m.def(("_contract_forward(Tensor query, Tensor key, Tensor value, " + common +
-         " -> (Tensor out, Tensor max, Tensor sum, Tensor used_seed, Tensor used_q_map, Tensor used_kv_map)")
-            .c_str(),
-        tags);
-  m.def(("_contract_backward(Tensor query, Tensor key, Tensor value, Tensor dy, Tensor? softmax_max, "
-         "Tensor? softmax_sum, Tensor? attention_in, " +
-         common + " -> (Tensor dq, Tensor dk, Tensor dv, Tensor dpse, Tensor dsink)")
-            .c_str(),
-        tags);
+  const string forward =
+      "(Tensor query, Tensor key, Tensor value, " + common +
+      " -> (Tensor out, Tensor max, Tensor sum, Tensor used_seed, Tensor used_q_map, Tensor used_kv_map)";
+  const string backward =
+      "(Tensor query, Tensor key, Tensor value, Tensor dy, Tensor? softmax_max, Tensor? softmax_sum, "
+      "Tensor? attention_in, " +
+      common + " -> (Tensor dq, Tensor dk, Tensor dv, Tensor dpse, Tensor dsink)";
+  m.def(("_contract_forward" + forward).c_str(), tags);
+  m.def(("_contract_backward" + backward).c_str(), tags);
+  m.def(("_visible_contract_forward" + forward).c_str(), tags);
+  m.def(("_visible_contract_backward" + backward).c_str(), tags);
 }
 
 TORCH_LIBRARY_IMPL(ringspan, CompositeExplicitAutograd, m) {
   m.impl("_contract_forward", &forward);
   m.impl("_contract_backward", &backward);
+}
+
+// As in inner_ops.cc: CommDebugMode counts the collectives through these.
+TORCH_LIBRARY_IMPL(ringspan, CompositeImplicitAutograd, m) {
+  m.impl("_visible_contract_forward", &forward);
+  m.impl("_visible_contract_backward", &backward);
 }
 
 TORCH_LIBRARY_IMPL(ringspan, Meta, m) {

@@ -53,6 +53,8 @@ def let_see_inside(mode: type) -> None:
         (ops.attention, ops.attention),
         (ops.attention_forward, ops._visible_attention_forward),
         (ops.attention_backward, ops._visible_attention_backward),
+        (ops._contract_forward, ops._visible_contract_forward),
+        (ops._contract_backward, ops._visible_contract_backward),
     ):
         torch.library.register_torch_dispatch(op.default, mode, _rule_of_visible(visible.default))
 

@@ -11,8 +11,10 @@ import numpy as np
 import oracle
 import torch
 import torch.distributed as dist
+from compile_jobs import Counter, distance
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.debug import CommDebugMode
 
 import ringspan as rs
 
@@ -295,4 +297,96 @@ def backward_after_disable(group: dist.ProcessGroup) -> dict[str, float]:
         gradients = torch.autograd.grad(out, leaves, upstream)
         for what, x, wanted in zip("qkv", gradients, (right.dq, right.dk, right.dv), strict=True):
             found[f"{name} d{what}"] = relative(x.full_tensor().double().numpy(), wanted[:, :, order])
+    return found
+
+
+def comm_counts(group: dist.ProcessGroup, split: str) -> dict[str, dict[str, int]]:
+    """What CommDebugMode counts in a forward and in both passes, for every way to attend on DTensors."""
+    world = group.size()
+    mesh = mesh_for(group, (world,))
+    triangle = torch.ones(2048, 2048, dtype=torch.bool).triu(1)
+    calls = {
+        "attention": lambda x: rs.attention(x, x, x, mask=rs.causal(), exchange="all_to_all"),
+        "contract": lambda x: OPS.fusion_attention_v3(x, x, x, 2, "BNSD", atten_mask=triangle, sparse_mode=2)[0],
+        "sdpa": lambda x: torch.nn.functional.scaled_dot_product_attention(x, x, x, is_causal=True),
+    }
+    found = {}
+    rs.enable_cp_dtensor_dispatcher(shard_map=MAPS[split])
+    try:
+        for name, call in calls.items():
+            x = distributed(torch.randn(1, 2, 4 * world, 4), mesh, [Shard(2)])
+            with CommDebugMode() as forward:
+                out = call(x)
+            with CommDebugMode() as both:
+                call(x)
+                out.backward(torch.ones_like(out))
+            for passes, mode in (("forward", forward), ("both", both)):
+                found[f"{name} {passes}"] = {str(op): count for op, count in mode.get_comm_counts().items() if count}
+    finally:
+        rs.disable_cp_dtensor_dispatcher()
+    return found
+
+
+def compiled(group: dist.ProcessGroup, backend: str, dynamic: bool | None, split: str) -> dict[str, Any]:
+    """rs.attention and SDPA on DTensors in one graph, three lengths: distance from eager, and compilations."""
+    world = group.size()
+    mesh = mesh_for(group, (world,))
+    found: dict[str, Any] = {}
+    rs.enable_cp_dtensor_dispatcher(shard_map=MAPS[split])
+    try:
+        for name in ("attention", "sdpa"):
+            torch._dynamo.reset()
+            counter = Counter(backend)
+
+            def step(q: DTensor, k: DTensor, v: DTensor) -> DTensor:
+                if name == "attention":  # noqa: B023
+                    return rs.attention(q.sin(), k, v, mask=rs.causal(), scale=0.3).cos()
+                return torch.nn.functional.scaled_dot_product_attention(q.sin(), k, v, is_causal=True, scale=0.3).cos()
+
+            call = torch.compile(step, fullgraph=True, backend=counter, dynamic=dynamic)
+            counts, worst = [], 0.0
+            for rows in (6, 10, 14):
+                source = torch.Generator().manual_seed(rows)
+                leaves = [
+                    distributed(torch.randn(1, 2, rows * world, 4, generator=source), mesh, [Shard(2)])
+                    for _ in range(3)
+                ]
+                results = []
+                for run in (step, call):
+                    out = run(*leaves)
+                    results.append([out, *torch.autograd.grad(out, leaves, torch.ones_like(out))])
+                worst = max(worst, distance(*[[x.to_local().detach() for x in result] for result in results]))
+                counts.append(counter.count)
+            found[name] = {"distance": worst, "compilations": counts}
+    finally:
+        rs.disable_cp_dtensor_dispatcher()
+    return found
+
+
+def compiled_contract(group: dist.ProcessGroup, backend: str) -> dict[str, Any]:
+    """fusion_attention_v3 on DTensors in one graph; under another map it is refused, and so after the map changed."""
+    world = group.size()
+    mesh = mesh_for(group, (world,))
+    torch._dynamo.reset()
+
+    def step(q: DTensor, k: DTensor, v: DTensor) -> DTensor:
+        return OPS.fusion_attention_v3(q.sin(), k, v, 2, "BNSD", scale=0.3)[0].cos()
+
+    call = torch.compile(step, fullgraph=True, backend=backend)
+    source = torch.Generator().manual_seed(1)
+    leaves = [distributed(torch.randn(1, 2, 6 * world, 4, generator=source), mesh, [Shard(2)]) for _ in range(3)]
+    results = []
+    for run in (step, call):
+        out = run(*leaves)
+        results.append([out, *torch.autograd.grad(out, leaves, torch.ones_like(out))])
+    found = {"distance": distance(*[[x.to_local().detach() for x in result] for result in results])}
+    torch._dynamo.reset()
+    rs.enable_cp_dtensor_dispatcher(shard_map=rs.ShardMap.head_tail)
+    try:
+        call(*leaves)
+        found["head_tail"] = "nothing"
+    except Exception as error:
+        found["head_tail"] = str(error)
+    finally:
+        rs.disable_cp_dtensor_dispatcher()
     return found

@@ -44,11 +44,18 @@ class Setting:
 
 
 class Attention(nn.Module):
-    """A module that does nothing but call SDPA."""
+    """A module that does nothing but call SDPA, compiled or not; PyTorch's hooks come around it."""
+
+    def __init__(self, compiled: bool) -> None:
+        super().__init__()
+        self._sdpa = F.scaled_dot_product_attention
+        if compiled:
+            torch._dynamo.reset()
+            self._sdpa = torch.compile(self._sdpa, fullgraph=True, backend="aot_eager")
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, **keywords: Any) -> Tensor:
         """See F.scaled_dot_product_attention."""
-        return F.scaled_dot_product_attention(q, k, v, **keywords)
+        return self._sdpa(q, k, v, **keywords)
 
 
 def inputs_of(setting: Setting, world: int) -> tuple[list[Tensor], Tensor | None]:
@@ -149,15 +156,11 @@ def _by_module(mesh: Any, setting: Setting, tensors: list[Tensor], mask: Tensor 
     balancer = _HeadTailLoadBalancer(tensors[0].shape[2], mesh.size(), "cpu") if setting.load_balance else None
     buffers = tensors if mask is None else [*tensors, mask]
     q, k, v, *masks = pytorch._context_parallel_shard(mesh, buffers, [2] * len(buffers), load_balancer=balancer)
-    module: nn.Module = Attention()
+    module: nn.Module = Attention(setting.compiled)
     parallelize_module(module, mesh, pytorch._ContextParallel(2, pytorch._ContextParallel.AttentionType.SDPA))
     pytorch._enable_context_parallel_dispatcher()
     try:
-        call = module
-        if setting.compiled:
-            torch._dynamo.reset()
-            call = torch.compile(module, fullgraph=True, backend="aot_eager")
-        results = _results(call, setting, q, k, v, _keywords(setting, masks[0] if masks else None))
+        results = _results(module, setting, q, k, v, _keywords(setting, masks[0] if masks else None))
     finally:
         pytorch._disable_context_parallel_dispatcher()
     return pytorch.context_parallel_unshard(mesh, results, [2] * len(results), load_balancer=balancer)

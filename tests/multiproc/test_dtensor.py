@@ -103,3 +103,30 @@ def test_bad_calls_are_told_what_is_wrong(pool):
         assert told["heads"].startswith("RuntimeError") and "3" in told["heads"]
         assert told["disable"].startswith("RuntimeError") and "without a matching" in told["disable"]
         assert told["enable"].startswith("ValueError: shard_map is")
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_collectives_are_those_of_the_ring(pool, world):
+    for split in ("contiguous", "head_tail"):
+        for counts in pool.run("dtensor_jobs:comm_counts", world, split=split):
+            assert len(counts) == 6
+            for name, counted in counts.items():
+                wanted = world - 1 if name.endswith("forward") else world - 1 + 2 * world - 1
+                assert counted == {"c10d_functional.all_to_all_single": wanted}, (name, counted)
+
+
+@pytest.mark.parametrize(("backend", "world"), [("aot_eager", 2), ("aot_eager", 4), ("inductor", 2)])
+@pytest.mark.parametrize("split", ["contiguous", "head_tail"])
+def test_a26_compiles_on_dtensors(pool, backend, world, split):
+    for answer in pool.run("dtensor_jobs:compiled", world, backend=backend, dynamic=None, split=split, watchdog_s=240):
+        for name, found in answer.items():
+            assert found["distance"] <= 1e-6, (name, found)
+            # A third length compiles nothing new.
+            assert found["compilations"][1] == found["compilations"][2] <= 2, (name, found)
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_the_contract_compiles_on_contiguous_dtensors(pool, backend):
+    for found in pool.run("dtensor_jobs:compiled_contract", 2, backend=backend, watchdog_s=240):
+        assert found["distance"] <= 1e-6
+        assert "not contiguous along the sequence is traced by torch.compile" in found["head_tail"]

@@ -24,7 +24,7 @@ from ringspan.dtensor.placements import (
     axes_of_stats,
     choose_roles,
 )
-from ringspan.dtensor.split import split_in_rule
+from ringspan.dtensor.split import check_traceable, split_in_effect
 
 _FIRST_COMPRESSED_MODE = 2  # from here on a mask says nothing that a rank could have a part of
 _SLOPES = 2  # pse_type from here on: slopes instead of a bias
@@ -82,7 +82,7 @@ class _Placed:
 
     def _fill_maps(self, local: _Named, world: int) -> None:
         """A backward finds the forward's maps in its arguments."""
-        split = split_in_rule()
+        split = check_traceable(split_in_effect())
         local["exchange"] = split.exchange
         for name, rows in (("q_map", self.sizes.q_rows), ("kv_map", self.sizes.kv_rows)):
             if local[name] is None and not (split.is_contiguous and rows % world == 0):

@@ -22,6 +22,7 @@ from torch.distributed.tensor import DTensor
 
 from ringspan.attention import attention
 from ringspan.dtensor import private
+from ringspan.dtensor.split import check_traceable, split_in_effect
 from ringspan.masks import causal, full
 
 _aten_sdpa = torch.ops.aten.scaled_dot_product_attention.default
@@ -117,7 +118,7 @@ def _kernel(
     enable_gqa: bool = False,
 ) -> Tensor:
     if _is_ours(query, key, value, attn_mask):
-        private.refuse_to_trace_unguarded()
+        check_traceable(split_in_effect())
         return _attend(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
     return private.composite_attention(
         query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa

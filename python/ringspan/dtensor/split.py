@@ -52,9 +52,8 @@ def split_in_effect() -> Split:
     return Split(*ENABLED.watch.split(enabled.make_map))
 
 
-def split_in_rule() -> Split:
-    """The same for code that no guard of torch.compile watches: what is traced there would stay for good."""
-    split = split_in_effect()
+def check_traceable(split: Split) -> Split:
+    """`split`, for code that no guard of torch.compile watches: what is traced there would stay for good."""
     if not split.is_contiguous and private.is_tracing():
         raise NotImplementedError(
             "an op on DTensors that are not contiguous along the sequence is traced by torch.compile, which would keep "
