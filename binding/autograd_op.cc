@@ -188,7 +188,8 @@ TORCH_LIBRARY_FRAGMENT(ringspan, m) {
       "attention(Tensor query, Tensor key, Tensor value, Tensor? sink, SymInt[] spec, Tensor[] tables, float scale, "
       "str layout, SymInt num_heads, str group_name, str schedule, str exchange, bool assume_agreed, "
       "Tensor? bias=None, Tensor? attn_mask=None, Tensor? slopes=None, Tensor? seed=None, float softcap=0.0, "
-      "float dropout_p=0.0, SymInt[] places=[], str[]? batch_groups=None, str[]? head_groups=None) -> (Tensor out, Tensor max, Tensor sum, Tensor lse)",
+      "float dropout_p=0.0, SymInt[] places=[], str[]? batch_groups=None, str[]? head_groups=None) -> (Tensor out, "
+      "Tensor max, Tensor sum, Tensor lse)",
       tags);
 }
 

@@ -126,14 +126,13 @@ PlanCache::Words content_of(const Problem& problem, const Description& descripti
   return words;
 }
 
-RankPlan build_part(Problem problem, const Description& description, Schedule schedule, Exchange exchange,
-                    int64_t rank, const Share& batch_share) {
+RankPlan build_part(Problem problem, const Description& description, Schedule schedule, Exchange exchange, int64_t rank,
+                    const Share& batch_share) {
   const Decoded decoded = decode(description);
   problem.q_len = decoded.q_len;
   problem.kv_len = decoded.kv_len;
-  const MaskSpec mask = batch_share.count == 1
-                            ? decoded.mask
-                            : decoded.mask.entries(batch_share.index * problem.batch, problem.batch);
+  const MaskSpec mask =
+      batch_share.count == 1 ? decoded.mask : decoded.mask.entries(batch_share.index * problem.batch, problem.batch);
   return build_plan(problem, mask, decoded.q_map, decoded.kv_map, schedule, route_of(exchange, decoded.world))
       .rank(rank);
 }

@@ -31,8 +31,8 @@ using BackwardTuple = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>;
       int64_t inner_precise, Prefix prefix, const OptionalTensor &q_ends, const OptionalTensor &kv_ends,             \
       int64_t sparse_mode, string softmax_layout, const OptionalTensor &sink, int64_t pse_type, int64_t slope_shift, \
       const OptionalTensor &seed, const OptionalTensor &offset, bool in_group, string group_name,                    \
-      const OptionalTensor &q_map, const OptionalTensor &kv_map, string schedule, string exchange, NameList batch_groups, \
-      NameList head_groups
+      const OptionalTensor &q_map, const OptionalTensor &kv_map, string schedule, string exchange,                   \
+      NameList batch_groups, NameList head_groups
 #define RINGSPAN_NAMES                                                                                             \
   head_num, input_layout, pse, padding_mask, atten_mask, scale, keep_prob, pre_tokens, next_tokens, inner_precise, \
       prefix_of(prefix), q_ends, kv_ends, sparse_mode, softmax_layout, sink, pse_type, slope_shift, seed, offset,  \
@@ -80,13 +80,7 @@ ContractArguments read_arguments(const ContractOpArguments& a, bool values) {
 }
 
 ContractGroup group_of(const ContractOpArguments& a) {
-  return {a.group_name,
-          a.q_map,
-          a.kv_map,
-          a.schedule,
-          a.exchange,
-          a.in_group,
-          share_of(a.batch_groups),
+  return {a.group_name,           a.q_map, a.kv_map, a.schedule, a.exchange, a.in_group, share_of(a.batch_groups),
           share_of(a.head_groups)};
 }
 
@@ -107,8 +101,9 @@ ForwardTuple forward(const Tensor& query, const Tensor& key, const Tensor& value
     ContractForward result =
         run_contract(query, key, value, read_arguments(a, true), group_of(a), read_number("seed", seed, keep_prob),
                      read_number("offset", offset, keep_prob));
-    return ForwardTuple{std::move(result.out), std::move(result.max), std::move(result.sum),
-                        at::full({1}, result.seed, at::kLong), at::empty({0}, at::kLong), at::empty({0}, at::kLong)};
+    return ForwardTuple{std::move(result.out),     std::move(result.max),
+                        std::move(result.sum),     at::full({1}, result.seed, at::kLong),
+                        at::empty({0}, at::kLong), at::empty({0}, at::kLong)};
   });
 }
 

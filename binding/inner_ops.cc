@@ -147,8 +147,8 @@ std::vector<c10::SymInt> meta_out_shape(const Tensor& query, const Tensor& key, 
 ForwardTuple attention_forward_meta(const Tensor& query, const Tensor& key, const Tensor& value, const OptionalTensor&,
                                     c10::SymIntArrayRef, at::TensorList, double, string layout, c10::SymInt num_heads,
                                     string, string, string, bool, bool, const OptionalTensor&, const OptionalTensor&,
-                                    const OptionalTensor&, const OptionalTensor&, double, double, c10::SymIntArrayRef, NameList,
-                                    NameList) {
+                                    const OptionalTensor&, const OptionalTensor&, double, double, c10::SymIntArrayRef,
+                                    NameList, NameList) {
   const Axes axes = translate_errors([&] { return axes_of(parse_layout(layout)); });
   const auto out_shape = meta_out_shape(query, key, value, axes, layout, num_heads);
   const c10::SymInt batch = axes.batch < 0 ? c10::SymInt(1) : query.sym_size(axes.batch);
@@ -175,13 +175,14 @@ BackwardTuple attention_backward_meta(const OptionalTensor&, const OptionalTenso
 using ForwardSignature = ForwardTuple(const Tensor&, const Tensor&, const Tensor&, const OptionalTensor&,
                                       c10::SymIntArrayRef, at::TensorList, double, string, c10::SymInt, string, string,
                                       string, bool, bool, const OptionalTensor&, const OptionalTensor&,
-                                      const OptionalTensor&, const OptionalTensor&, double, double,
-                                      c10::SymIntArrayRef, NameList, NameList);
+                                      const OptionalTensor&, const OptionalTensor&, double, double, c10::SymIntArrayRef,
+                                      NameList, NameList);
 using BackwardSignature = BackwardTuple(const OptionalTensor&, const OptionalTensor&, const Tensor&, const Tensor&,
                                         const Tensor&, const OptionalTensor&, const Tensor&, const Tensor&,
                                         const Tensor&, c10::SymIntArrayRef, at::TensorList, double, string, c10::SymInt,
                                         string, string, string, bool, const OptionalTensor&, const OptionalTensor&,
-                                        const OptionalTensor&, double, double, c10::SymIntArrayRef, bool, NameList, NameList);
+                                        const OptionalTensor&, double, double, c10::SymIntArrayRef, bool, NameList,
+                                        NameList);
 
 }  // namespace
 
@@ -189,9 +190,10 @@ ForwardResult call_attention_forward(const Tensor& query, const Tensor& key, con
                                      bool needs_grad) {
   static const auto op =
       c10::Dispatcher::singleton().findSchemaOrThrow("ringspan::attention_forward", "").typed<ForwardSignature>();
-  auto [out, max, sum, lse, call] = op.call(query, key, value, a.sink, a.spec, a.tables, a.scale, a.layout, a.num_heads,
-                                            a.group_name, a.schedule, a.exchange, a.assume_agreed, needs_grad, a.bias,
-                                            a.attn_mask, a.slopes, a.seed, a.softcap, a.dropout_p, a.places, a.batch_groups, a.head_groups);
+  auto [out, max, sum, lse, call] =
+      op.call(query, key, value, a.sink, a.spec, a.tables, a.scale, a.layout, a.num_heads, a.group_name, a.schedule,
+              a.exchange, a.assume_agreed, needs_grad, a.bias, a.attn_mask, a.slopes, a.seed, a.softcap, a.dropout_p,
+              a.places, a.batch_groups, a.head_groups);
   return {std::move(out), std::move(max), std::move(sum), std::move(lse), std::move(call)};
 }
 

@@ -1,6 +1,6 @@
 """Which load balancer PyTorch's context parallelism has used, and the shard map that it makes.
 
-A balancer is a permutation p: row i of the rearranged sequence holds position p[i], and rank r gets the r-th equal part.
+A balancer is a permutation p: row i of the rearranged sequence holds position p[i]; rank r gets the r-th equal part.
 
     head-tail, 8 positions on 2 ranks     p = 0 1 6 7 | 2 3 4 5
 """

@@ -162,9 +162,7 @@ def _attend(
         )  # fmt: skip
         return whole.squeeze(0)
     if not enable_gqa and query.shape[1] != key.shape[1]:
-        raise RuntimeError(
-            f"query has {query.shape[1]} heads and key {key.shape[1]}; give scaled_dot_product_attention enable_gqa=True"
-        )
+        raise RuntimeError(f"query has {query.shape[1]} heads and key {key.shape[1]}; give it enable_gqa=True")
     return attention(
         query,
         key,

@@ -103,6 +103,22 @@ TEST(MaskSpec, RectangularCausalSeesTheRightNumberOfKeys) {
   EXPECT_EQ(row_counts(trimmed), (std::vector<int64_t>{5, 6, 7, 7}));
 }
 
+TEST(MaskSpec, EntriesAreThoseOfTheirPlaces) {
+  const MaskSpec prefixes = MaskSpec::prefix(4, 5, {0, 2, 5}, Corner::kTopLeft);
+  const MaskSpec last = prefixes.entries(1, 2);
+  ASSERT_EQ(last.num_lists(), 2);
+  for (int64_t i = 0; i < 4; ++i) {
+    for (int64_t j = 0; j < 5; ++j) {
+      EXPECT_EQ(last.keeps(0, i, j), j <= i || j < 2);
+      EXPECT_EQ(last.keeps(1, i, j), j <= i || j < 5);
+    }
+  }
+  EXPECT_EQ(prefixes.entries(0, 3), prefixes);
+  // One list serves any entries.
+  EXPECT_EQ(MaskSpec::full(4, 5).entries(7, 9), MaskSpec::full(4, 5));
+  EXPECT_THROW(prefixes.entries(2, 2), Error);
+}
+
 TEST(MaskSpec, CombinesAsSets) {
   std::mt19937_64 random(20240503);
   const auto number = [&](int64_t last) { return std::uniform_int_distribution<int64_t>(0, last)(random); };
