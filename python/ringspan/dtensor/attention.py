@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ringspan.attend import Request, Shares, attend
 from ringspan.call import Choices, Sizes, check_choices, read_sizes
-from ringspan.dtensor.operands import as_dtensor, check_rows, common_mesh, local_part, map_of, wrap
+from ringspan.dtensor.operands import Placed, as_dtensor, check_rows, common_mesh, local_parts, map_of, wholes, wrap
 from ringspan.dtensor.placements import Role, Roles, axes_of_layout, axes_of_pairs, axes_of_stats, choose_roles
 from ringspan.dtensor.split import Split, split_in_effect
 from ringspan.group import Group
@@ -34,13 +34,15 @@ def attend_on_dtensors(request: Request, group: Group) -> Tensor | tuple[Tensor,
     roles = choose_roles(mesh, [t.placements for t in (q, k, v)], sizes, choices.layout)
     split = split_in_effect()
     axes = axes_of_layout(choices.layout)
+    placed = [("query", q, axes), ("key", k, axes), ("value", v, axes), ("sink", request.sink, {Role.HEADS: 0})]
+    parts = local_parts(placed + _placed_pairs(pairs), roles)
     local = Request(
-        local_part("query", q, roles, axes),
-        local_part("key", k, roles, axes),
-        local_part("value", v, roles, axes),
-        local_part("sink", request.sink, roles, {Role.HEADS: 0}),
+        parts["query"],
+        parts["key"],
+        parts["value"],
+        parts["sink"],
         _local_choices(choices, sizes, roles, split),
-        _local_pairs(pairs, sizes, roles),
+        _local_pairs(pairs, sizes, parts),
         request.return_stats,
         request.assume_agreed,
     )
@@ -73,19 +75,25 @@ def _map(given: ShardMap | None, rows: int, world: int, split: Split) -> ShardMa
     return map_of(split.make_map, rows, world) if given is None else check_rows(given, rows, world)
 
 
-def _local_pairs(pairs: PairChoices, sizes: Sizes, roles: Roles) -> PairChoices:
-    """Masks and biases cut as the roles say; places stay those of the whole call."""
-    bias = pairs.bias
+def _placed_pairs(pairs: PairChoices) -> list[Placed]:
+    """Masks and biases, and the axes that each has for itself."""
+    bias, mask = pairs.bias, pairs.attn_mask
+    found: list[Placed] = [] if mask is None else [("attn_mask", mask, axes_of_pairs(mask.shape))]
     if isinstance(bias, Alibi):
         axes = {Role.HEADS: bias.slopes.dim() - 1} | ({Role.BATCH: 0} if bias.slopes.dim() == 2 else {})
-        bias = replace(bias, slopes=local_part("alibi slopes", bias.slopes, roles, axes))
+        found.append(("bias", bias.slopes, axes))
     elif bias is not None:
-        bias = local_part("bias", bias, roles, axes_of_pairs(bias.shape))
-    mask = pairs.attn_mask
-    if mask is not None:
-        mask = local_part("attn_mask", mask, roles, axes_of_pairs(mask.shape))
+        found.append(("bias", bias, axes_of_pairs(bias.shape)))
+    return found
+
+
+def _local_pairs(pairs: PairChoices, sizes: Sizes, parts: dict[str, Tensor | None]) -> PairChoices:
+    """Masks and biases are this rank's parts; places stay those of the whole call."""
+    bias = parts.get("bias")
+    if isinstance(pairs.bias, Alibi):
+        bias = replace(pairs.bias, slopes=bias)
     total = pairs.head_offset + sizes.q_heads if pairs.total_heads is None else pairs.total_heads
-    return replace(pairs, attn_mask=mask, bias=bias, total_heads=total)
+    return replace(pairs, attn_mask=parts.get("attn_mask"), bias=bias, total_heads=total)
 
 
 def _wrap_result(
@@ -94,9 +102,10 @@ def _wrap_result(
     out, stats = result if isinstance(result, tuple) else (result, None)
     shape = list(query.shape)
     shape[-1] = sizes.v_dim * (sizes.q_heads if layout in ("BSH", "SBH") else 1)
-    whole = wrap(out, shape, roles, axes_of_layout(layout))
+    parts = [(out, shape, axes_of_layout(layout))]
     if stats is None:
-        return whole
+        return wholes(parts, roles)[0]
     rows = [sizes.q_rows, sizes.q_heads] if layout == "TND" else [sizes.batch, sizes.q_heads, sizes.q_rows]
     axes = axes_of_stats(layout)
-    return whole, Stats(*(wrap(one, rows, roles, axes) for one in (stats.max, stats.sum, stats.lse)))
+    whole, lse = wholes([*parts, (stats.lse, rows, axes)], roles)
+    return whole, Stats(wrap(stats.max, rows, roles, axes), wrap(stats.sum, rows, roles, axes), lse)

@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate
 
 from ringspan.call import read_sizes
-from ringspan.dtensor.operands import as_dtensor, common_mesh, map_of, wrap, wrap_gradient
+from ringspan.dtensor.operands import as_dtensor, common_mesh, in_place, map_of, wrap, wrap_gradient
 from ringspan.dtensor.placements import (
     Role,
     TensorAxes,
@@ -24,11 +24,14 @@ from ringspan.dtensor.placements import (
     axes_of_stats,
     choose_roles,
 )
+from ringspan.dtensor.private import local_of
 from ringspan.dtensor.split import check_traceable, split_in_effect
 
 _FIRST_COMPRESSED_MODE = 2  # from here on a mask says nothing that a rank could have a part of
 _SLOPES = 2  # pse_type from here on: slopes instead of a bias
 _Named = dict[str, Any]
+_TENSORS = ("query", "key", "value", "pse", "atten_mask", "sink", "dy", "softmax_max", "softmax_sum", "attention_in")
+_SMALL = ("seed", "offset", "q_ends", "kv_ends")
 
 
 class _Placed:
@@ -37,7 +40,7 @@ class _Placed:
     def __init__(self, named: _Named, is_backward: bool = False) -> None:
         self.named = named
         self.is_backward = is_backward
-        self.mesh = common_mesh({name: value for name, value in named.items() if isinstance(value, Tensor)})
+        self.mesh = common_mesh({name: named.get(name) for name in _TENSORS})
         self.layout = named["input_layout"].upper()
         q, k, v = (as_dtensor(name, named[name], self.mesh) for name in ("query", "key", "value"))
         self.sizes = read_sizes(q.shape, k.shape, v.shape, self.layout, named["head_num"])
@@ -60,13 +63,11 @@ class _Placed:
         tensor = self.named[name]
         if tensor is None:
             return None
-        wanted = self.roles.placements(axes)
-        given = as_dtensor(name, tensor, self.mesh, self.is_backward and name in self.given_axes)
-        return (given if given.placements == wanted else given.redistribute(placements=wanted)).to_local()
+        return local_of(in_place(name, tensor, self.roles, axes, self.is_backward and name in self.given_axes))
 
     def arguments(self) -> _Named:
         """All arguments of the op for this rank."""
-        local = {name: _whole(value) for name, value in self.named.items()}
+        local = self.named | {name: _whole(self.named[name]) for name in _SMALL}
         for name in ("query", "key", "value"):
             local[name] = self.local(name, self.axes)
         for name, axes in self.given_axes.items():
@@ -104,7 +105,9 @@ class _Placed:
 
 def _whole(value: Any) -> Any:
     """Seeds and lengths come as replicated DTensors or plain."""
-    return value.full_tensor() if isinstance(value, DTensor) and value.dim() <= 1 else value
+    if not isinstance(value, DTensor):
+        return value
+    return value.to_local() if all(place == Replicate() for place in value.placements) else value.full_tensor()
 
 
 def _forward(named: _Named) -> tuple[Tensor, ...]:
@@ -145,12 +148,14 @@ def _backward(named: _Named) -> tuple[Tensor, ...]:
     return tuple(results)
 
 
-def _rule(run: Callable[[_Named], tuple[Tensor, ...]]) -> Callable[..., Any]:
-    """`run` as PyTorch calls a rule; the contract's errors are RuntimeErrors."""
+def _rule(op: Any, run: Callable[[_Named], tuple[Tensor, ...]]) -> None:
+    """Registers `run` as DTensor's rule of `op`; the contract's errors are RuntimeErrors."""
+    names = [argument.name for argument in op._schema.arguments]
 
     def rule(cls: type, func: Any, types: tuple[type, ...], args: tuple = (), kwargs: dict | None = None) -> Any:
-        names = [argument.name for argument in func._schema.arguments]
-        named = dict(zip(names, args, strict=False)) | (kwargs or {})
+        named = dict(zip(names, args, strict=False))
+        if kwargs:
+            named |= kwargs
         if named["in_group"]:
             raise RuntimeError(
                 "the .cp overloads take this rank's local tensors, not DTensors; call fusion_attention without them"
@@ -160,11 +165,11 @@ def _rule(run: Callable[[_Named], tuple[Tensor, ...]]) -> Callable[..., Any]:
         except ValueError as error:
             raise RuntimeError(str(error)) from error
 
-    return rule
+    torch.library.register_torch_dispatch(op, DTensor, rule)
 
 
 def register() -> None:
     """Teaches DTensor both ops. Once for each process."""
     ops = torch.ops.ringspan
-    torch.library.register_torch_dispatch(ops._contract_forward.default, DTensor, _rule(_forward))
-    torch.library.register_torch_dispatch(ops._contract_backward.default, DTensor, _rule(_backward))
+    _rule(ops._contract_forward.default, _forward)
+    _rule(ops._contract_backward.default, _backward)

@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate
 
 from ringspan.dtensor.placements import Roles, TensorAxes, chunk_rows
-from ringspan.dtensor.private import allows_implicit_replication
+from ringspan.dtensor.private import allows_implicit_replication, contiguous_stride, dtensor_of, local_of, spec_of
 from ringspan.shard_map import ShardMap
 
 MakeMap = Callable[[int, int], ShardMap]
@@ -46,35 +46,94 @@ def as_dtensor(name: str, tensor: Tensor, mesh: DeviceMesh, was_accepted: bool =
     return DTensor.from_local(tensor, mesh, [Replicate()] * mesh.ndim, run_check=False)
 
 
-def local_part(name: str, tensor: Tensor | None, roles: Roles, axes: TensorAxes) -> Tensor | None:
-    """This rank's part where the roles want it; its gradients come back as the parts that they are."""
-    if tensor is None:
-        return None
+def in_place(name: str, tensor: Tensor, roles: Roles, axes: TensorAxes, was_accepted: bool = False) -> DTensor:
+    """Where the roles want it, by redistribution if it lies elsewhere."""
     wanted = roles.placements(axes)
-    given = as_dtensor(name, tensor, roles.mesh)
-    if given.placements != wanted:
-        given = given.redistribute(placements=wanted)
-    return given.to_local(grad_placements=roles.gradient_placements(axes))
+    given = as_dtensor(name, tensor, roles.mesh, was_accepted)
+    return given if given.placements == wanted else given.redistribute(placements=wanted)
+
+
+class _LocalParts(torch.autograd.Function):
+    """`to_local` of several DTensors in one node of the graph."""
+
+    @staticmethod
+    def forward(ctx: Any, specs: Sequence[Any], *tensors: DTensor) -> tuple[Tensor, ...]:
+        ctx.specs = specs
+        ctx.set_materialize_grads(False)
+        return tuple(local_of(tensor).detach() for tensor in tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Any, ...]:
+        whole = (
+            None if gradient is None else dtensor_of(gradient, spec)
+            for gradient, spec in zip(gradients, ctx.specs, strict=True)
+        )
+        return None, *whole
+
+
+class _Whole(torch.autograd.Function):
+    """`from_local` of several tensors in one node of the graph."""
+
+    @staticmethod
+    def forward(ctx: Any, specs: Sequence[Any], *tensors: Tensor) -> tuple[DTensor, ...]:
+        ctx.specs = specs
+        ctx.set_materialize_grads(False)
+        return tuple(dtensor_of(tensor, spec) for tensor, spec in zip(tensors, specs, strict=True))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: DTensor | None) -> tuple[Any, ...]:
+        parts = []
+        for gradient, spec in zip(gradients, ctx.specs, strict=True):
+            if gradient is not None and gradient.placements != spec.placements:
+                gradient = gradient.redistribute(placements=spec.placements)
+            parts.append(None if gradient is None else local_of(gradient))
+        return None, *parts
+
+
+Placed = tuple[str, Tensor | None, TensorAxes]
+
+
+def local_parts(placed: Sequence[Placed], roles: Roles) -> dict[str, Tensor | None]:
+    """This rank's part of each, by name; their gradients come back as the parts that they are."""
+    given = {name: in_place(name, tensor, roles, axes) for name, tensor, axes in placed if tensor is not None}
+    gradients = [roles.gradient_placements(axes) for _, tensor, axes in placed if tensor is not None]
+    parts: dict[str, Tensor | None] = {name: None for name, _, _ in placed}
+    if torch.compiler.is_compiling():
+        for (name, tensor), where in zip(given.items(), gradients, strict=True):
+            parts[name] = tensor.to_local(grad_placements=where)
+        return parts
+    specs = [
+        spec_of(roles.mesh, where, tuple(tensor.shape), tensor.dtype)
+        for tensor, where in zip(given.values(), gradients, strict=True)
+    ]
+    return parts | dict(zip(given, _LocalParts.apply(specs, *given.values()), strict=True))
+
+
+def wholes(parts: Sequence[tuple[Tensor, Sequence[int], TensorAxes]], roles: Roles) -> list[DTensor]:
+    """Results of this rank, each a part of a whole of the given shape."""
+    where = [roles.placements(axes) for _, _, axes in parts]
+    if torch.compiler.is_compiling():
+        return [
+            DTensor.from_local(
+                local, roles.mesh, placements, run_check=False, shape=torch.Size(shape), stride=contiguous_stride(shape)
+            )
+            for (local, shape, _), placements in zip(parts, where, strict=True)
+        ]
+    specs = [
+        spec_of(roles.mesh, placements, tuple(shape), local.dtype)
+        for (local, shape, _), placements in zip(parts, where, strict=True)
+    ]
+    return list(_Whole.apply(specs, *(local for local, _, _ in parts)))
 
 
 def wrap(local: Tensor, shape: Sequence[int], roles: Roles, axes: TensorAxes) -> DTensor:
-    """A result of this rank as a part of the whole, which has `shape`."""
-    return _wrap(local, shape, roles, roles.placements(axes))
+    """One of them, below autograd."""
+    return dtensor_of(local, spec_of(roles.mesh, roles.placements(axes), tuple(shape), local.dtype))
 
 
 def wrap_gradient(local: Tensor, shape: Sequence[int], roles: Roles, axes: TensorAxes) -> DTensor:
     """The same for a gradient, which may be a part of a sum."""
-    return _wrap(local, shape, roles, roles.gradient_placements(axes))
-
-
-def _wrap(local: Tensor, shape: Sequence[int], roles: Roles, placements: Sequence[Any]) -> DTensor:
-    stride, strides = 1, []
-    for size in reversed(shape):
-        strides.insert(0, stride)
-        stride *= size
-    return DTensor.from_local(
-        local, roles.mesh, placements, run_check=False, shape=torch.Size(shape), stride=tuple(strides)
-    )
+    return dtensor_of(local, spec_of(roles.mesh, roles.gradient_placements(axes), tuple(shape), local.dtype))
 
 
 def map_of(make: MakeMap, seq_len: int, world: int) -> ShardMap:

@@ -12,10 +12,11 @@ Sizes enter only where they must divide, so that a compiled graph serves every l
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import Enum
 
+import torch.compiler
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Partial, Placement, Replicate, Shard
@@ -23,8 +24,8 @@ from torch.distributed.tensor import Partial, Placement, Replicate, Shard
 from ringspan.call import AXES, Sizes
 
 
-class Role(Enum):
-    """The part of an attention call that ranks along one mesh axis share out."""
+class Role:
+    """The part of an attention call that ranks along one mesh axis share out. Strings: enums hash in Python."""
 
     REPLICATE = "replicate"
     BATCH = "batch"
@@ -33,7 +34,7 @@ class Role(Enum):
 
 
 # The axis of a tensor that a role cuts; a role that is absent cuts none.
-TensorAxes = dict[Role, int]
+TensorAxes = dict[str, int]
 
 
 def axes_of_layout(layout: str) -> TensorAxes:
@@ -64,7 +65,7 @@ class Roles:
     """The role of every axis of a mesh."""
 
     mesh: DeviceMesh
-    roles: tuple[Role, ...]
+    roles: tuple[str, ...]
 
     def placements(self, axes: TensorAxes) -> tuple[Placement, ...]:
         """Where a tensor with these axes lies."""
@@ -73,47 +74,53 @@ class Roles:
     def gradient_placements(self, axes: TensorAxes) -> tuple[Placement, ...]:
         """Where the gradient lies that the ranks get for it: parts of a sum where they share the tensor."""
         return tuple(
-            Shard(axes[role]) if role in axes else Replicate() if role is Role.REPLICATE else Partial()
+            Shard(axes[role]) if role in axes else Replicate() if role == Role.REPLICATE else Partial()
             for role in self.roles
         )
 
-    def parts(self, role: Role) -> int:
+    def parts(self, role: str) -> int:
         """Into how many parts the role cuts, over all its axes."""
         count = 1
         for axis, found in enumerate(self.roles):
-            if found is role:
+            if found == role:
                 count *= self.mesh.size(axis)
         return count
 
-    def group_names(self, role: Role) -> list[str]:
+    def group_names(self, role: str) -> list[str]:
         """The groups of this process along the axes of a role, outermost first."""
-        return [self.mesh.get_group(axis).group_name for axis, found in enumerate(self.roles) if found is role]
+        return [self.mesh.get_group(axis).group_name for axis, found in enumerate(self.roles) if found == role]
 
     def sequence_group(self) -> ProcessGroup | None:
         """The group that shares out the sequence, None where none does."""
         return self.mesh.get_group(self.roles.index(Role.SEQUENCE)) if Role.SEQUENCE in self.roles else None
 
 
-def choose_roles(
-    mesh: DeviceMesh, placements: Sequence[Sequence[Placement]], sizes: Sizes, layout: str, may_cut_batch: bool = True
-) -> Roles:
+def choose_roles(mesh: DeviceMesh, placements: Sequence[tuple[Placement, ...]], sizes: Sizes, layout: str) -> Roles:
     """The cheapest roles for query, key and value that lie so.
 
     Batch entries and heads are cut only where their number divides; the sequence is cut by one axis, at any length.
     """
+    # dynamo would ignore a cache, with a warning.
+    find = _find_roles if torch.compiler.is_compiling() else _remembered_roles
+    return find(mesh, tuple(placements), sizes.batch, (sizes.q_heads, sizes.kv_heads), layout)
+
+
+def _find_roles(
+    mesh: DeviceMesh, placements: tuple[tuple[Placement, ...], ...], batch: int, heads: tuple[int, int], layout: str
+) -> Roles:
     axes = axes_of_layout(layout)
-    counts = {Role.BATCH: (sizes.batch,) if may_cut_batch else (), Role.HEADS: (sizes.q_heads, sizes.kv_heads)}
+    counts = {Role.BATCH: (batch,), Role.HEADS: heads}
     parts = {Role.BATCH: 1, Role.HEADS: 1}
-    roles: list[Role] = []
+    roles: list[str] = []
     for axis in range(mesh.ndim):
         size = mesh.size(axis)
         lying = [placement[axis] for placement in placements]
         best, least = Role.REPLICATE, float("inf")
         for role in _tried(lying[0], axes):
             if role in parts:
-                offered = bool(counts[role]) and all(count % (parts[role] * size) == 0 for count in counts[role])
+                offered = all(count % (parts[role] * size) == 0 for count in counts[role])
             else:
-                offered = role is Role.REPLICATE or Role.SEQUENCE not in roles
+                offered = role == Role.REPLICATE or Role.SEQUENCE not in roles
             cost = _cost_of_all(lying, role, axes, size)
             if offered and cost < least:
                 best, least = role, cost
@@ -123,7 +130,10 @@ def choose_roles(
     return Roles(mesh, tuple(roles))
 
 
-def _tried(lying: Placement, axes: TensorAxes) -> list[Role]:
+_remembered_roles = functools.lru_cache(maxsize=1024)(_find_roles)
+
+
+def _tried(lying: Placement, axes: TensorAxes) -> list[str]:
     """All roles that the layout has, the one that the query's placement says first."""
     offered = [Role.REPLICATE, *axes]
     for role, axis in axes.items():
@@ -133,7 +143,7 @@ def _tried(lying: Placement, axes: TensorAxes) -> list[Role]:
     return offered
 
 
-def _cost_of_all(lying: Sequence[Placement], role: Role, axes: TensorAxes, size: int) -> float:
+def _cost_of_all(lying: Sequence[Placement], role: str, axes: TensorAxes, size: int) -> float:
     wanted = Shard(axes[role]) if role in axes else Replicate()
     return sum(_cost(placement, wanted, size) for placement in lying)
 
