@@ -1,6 +1,7 @@
 # make demo   train a small model in one process and over two, and compare     (sets everything up by itself)
 # make test   all tests, C++ and Python                                        (sets everything up by itself)
 # make build  leave .venv with the package installed
+# make test-matrix  PyTorch's context parallelism in every combination
 # make bench  time the kernels and the ring against PyTorch's
 # make check  what CI runs: style, layers, tests, sanitizers
 # make format reformat all sources
@@ -30,7 +31,7 @@ PYTHON_FILES := $(shell find python -name '*.py' -o -name '*.json' -o -name '*.j
 CXX_FILES = $(shell find ringspan cli binding tests bench examples -name '*.h' -o -name '*.cc')
 PYTHON_FOLDERS := python tests bench docs examples tools
 
-.PHONY: build demo test test-core test-python bench check lint layers isa-symbols asan tsan format clean
+.PHONY: build demo test test-core test-python test-matrix bench check lint layers isa-symbols asan tsan format clean
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
 
@@ -72,6 +73,10 @@ test-core: $(STAMPS)/package
 
 test-python: test-core
 	$(BIN)/python -m pytest
+
+# Every combination of the requirement's test matrix, on 2 and 4 ranks; `make test` runs a spread of it.
+test-matrix: $(STAMPS)/package
+	RINGSPAN_WHOLE_MATRIX=1 $(BIN)/python -m pytest tests/multiproc/test_sdpa.py -k matrix
 
 # Cheap checks first; each needs what stands before it.
 check: lint layers test isa-symbols asan tsan

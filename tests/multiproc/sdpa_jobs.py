@@ -105,10 +105,23 @@ def step(group: dist.ProcessGroup, setting: Setting) -> dict[str, Any]:
         pytorch._cp_options.enable_load_balance, pytorch._cp_options.rotate_method = before
         rs.disable_cp_dtensor_dispatcher()
     expected = reference(setting, tensors, mask)
-    return {
+    answers: dict[str, Any] = {
         name: _distance(x.double(), wanted)
         for name, x, wanted in zip(("out", "dq", "dk", "dv"), found, expected, strict=False)
     }
+    if setting.dtype == "bfloat16":
+        answers["ulp"] = max(_steps(x, wanted) for x, wanted in list(zip(found, expected, strict=False))[::3])
+    return answers
+
+
+def _steps(found: Tensor, right: Tensor) -> int:
+    """Largest number of bf16 values between the two, of out and dv."""
+
+    def place(x: Tensor) -> Tensor:
+        bits = x.to(torch.bfloat16).view(torch.int16).int()
+        return torch.where(bits < 0, -(bits & 0x7FFF), bits)
+
+    return int((place(found) - place(right)).abs().max())
 
 
 def _distance(found: Tensor, right: Tensor) -> tuple[float, float]:
@@ -343,3 +356,25 @@ def dropout(group: dist.ProcessGroup) -> dict[str, float]:
     sums = torch.stack([out.sum(), dv.sum()]).double()
     dist.all_reduce(sums, group=group)
     return {"kept": float(sums[0]) * 0.75 / (2 * 4 * 32 * group.size() * 8), "gap": float(sums[0] / sums[1] - 1)}
+
+
+def context_restores(group: dist.ProcessGroup) -> list[str]:
+    """What differs in buffers after PyTorch's context, left as usual and by an exception, with ringspan enabled."""
+    mesh = mesh_for(group, (group.size(),))
+    wrong = []
+    rs.enable_cp_dtensor_dispatcher()
+    try:
+        for raises in (False, True):
+            tensors, mask = inputs_of(Setting(mask="bool"), group.size())
+            buffers = [*tensors, mask]
+            before = [(x.clone(), x.stride(), x.shape) for x in buffers]
+            with contextlib.suppress(KeyError), context_parallel(mesh, buffers=buffers, buffer_seq_dims=[2] * 4):
+                F.scaled_dot_product_attention(*buffers[:3], attn_mask=buffers[3])
+                if raises:
+                    raise KeyError("body")
+            for index, (x, (values, stride, shape)) in enumerate(zip(buffers, before, strict=True)):
+                if x.shape != shape or x.stride() != stride or not torch.equal(x, values):
+                    wrong.append(f"buffer {index}, raises={raises}")
+    finally:
+        rs.disable_cp_dtensor_dispatcher()
+    return wrong
