@@ -167,8 +167,8 @@ Call prepare_call(Group group, const at::Tensor& query, const at::Tensor& key, c
                  "; build it for this group");
   const Share& share = arguments.batch_share;
   RINGSPAN_CHECK(spec.batch == sizes.problem.batch * share.count, "the batch is ", sizes.problem.batch,
-                 " in query, one of ", share.count, " parts, and ", spec.batch,
-                 " in the call's description; they must agree");
+                 " in query and ", spec.batch, " in the call's description, of which this is one of ", share.count,
+                 " parts; they must agree");
 
   PlanCache::Words words = content_of(sizes.problem, description, schedule, call.exchange, share);
   call.hash = hash_words(words);

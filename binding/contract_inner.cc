@@ -167,9 +167,9 @@ BackwardTuple backward_meta(const Tensor& query, const Tensor& key, const Tensor
                             const OptionalTensor&, const OptionalTensor&, const OptionalTensor&, RINGSPAN_PARAMETERS) {
   const ContractOpArguments a{RINGSPAN_NAMES};
   contract_errors([&] { check_shapes(query, key, value, a); });
-  const auto like = [](const Tensor& tensor) { return at::empty_symint(tensor.sym_sizes(), tensor.options()); };
-  return {like(query), like(key), like(value), pse ? like(*pse) : at::empty({0}, query.options()),
-          sink ? like(*sink) : at::empty({0}, query.options().dtype(at::kFloat))};
+  return {empty_dense(query), empty_dense(key), empty_dense(value),
+          pse ? empty_dense(*pse) : at::empty({0}, query.options()),
+          sink ? empty_dense(*sink) : at::empty({0}, query.options().dtype(at::kFloat))};
 }
 
 using ForwardSignature = ForwardTuple(const Tensor&, const Tensor&, const Tensor&, RINGSPAN_PARAMETERS);

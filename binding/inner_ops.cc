@@ -166,10 +166,9 @@ BackwardTuple attention_backward_meta(const OptionalTensor&, const OptionalTenso
                                       string, c10::SymInt, string, string, string, bool, const OptionalTensor& bias,
                                       const OptionalTensor&, const OptionalTensor&, double, double, c10::SymIntArrayRef,
                                       bool wants_bias, NameList, NameList) {
-  const auto dense_like = [](const Tensor& tensor) { return at::empty_symint(tensor.sym_sizes(), tensor.options()); };
   const auto none = [&] { return at::empty({0}, lse.options()); };
-  return {dense_like(query), dense_like(key), dense_like(value), sink ? dense_like(*sink) : none(),
-          bias && wants_bias ? dense_like(*bias) : none()};
+  return {empty_dense(query), empty_dense(key), empty_dense(value), sink ? empty_dense(*sink) : none(),
+          bias && wants_bias ? empty_dense(*bias) : none()};
 }
 
 using ForwardSignature = ForwardTuple(const Tensor&, const Tensor&, const Tensor&, const OptionalTensor&,

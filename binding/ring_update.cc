@@ -13,6 +13,7 @@
 #include "ringspan/base/error.h"
 
 #include "binding/contract_call.h"
+#include "binding/tensors.h"
 
 namespace ringspan::binding {
 namespace {
@@ -141,8 +142,7 @@ ThreeTensors ring_update(const Tensor& prev_out, const Tensor& prev_max, const T
 
 ThreeTensors ring_update_meta(const Tensor& prev_out, const Tensor& prev_max, const Tensor& prev_sum, const Tensor&,
                               const Tensor&, const Tensor&, const std::optional<Tensor>&, string, string) {
-  const auto like = [](const Tensor& tensor) { return at::empty_symint(tensor.sym_sizes(), tensor.options()); };
-  return {like(prev_out), like(prev_max), like(prev_sum)};
+  return {empty_dense(prev_out), empty_dense(prev_max), empty_dense(prev_sum)};
 }
 
 }  // namespace

@@ -37,9 +37,8 @@ Output run_attention(const Call& call, const Operands& operands) {
 InputGradients run_attention_backward(const Call& call, const Operands& operands, const OutputGradients& gradients,
                                       bool wants_bias) {
   const Problem& p = call.problem();
-  const auto dense_like = [](const Tensor& tensor) { return at::empty(tensor.sizes(), tensor.options()); };
   const auto none = [&] { return at::empty({0}, gradients.lse.options()); };
-  InputGradients result{dense_like(operands.query), dense_like(operands.key), dense_like(operands.value),
+  InputGradients result{empty_dense(operands.query), empty_dense(operands.key), empty_dense(operands.value),
                         operands.sink.defined() ? at::empty_like(operands.sink) : none(),
                         wants_bias ? operands.pairs.make_bias_gradient() : none()};
   const Tensor grad_out = gradients.grad_out.defined()

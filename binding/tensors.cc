@@ -2,6 +2,8 @@
 
 #include <optional>
 
+#include <ATen/ops/empty.h>
+
 #include "ringspan/base/error.h"
 
 namespace ringspan::binding {
@@ -88,5 +90,7 @@ ConstTensorView const_view(const at::Tensor& bnsd) {
 TensorView mutable_view(const at::Tensor& bnsd) {
   return view_over<TensorView>(static_cast<std::byte*>(bnsd.mutable_data_ptr()), bnsd);
 }
+
+at::Tensor empty_dense(const at::Tensor& tensor) { return at::empty_symint(tensor.sym_sizes(), tensor.options()); }
 
 }  // namespace ringspan::binding

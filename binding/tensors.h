@@ -30,4 +30,7 @@ at::Tensor as_bnsd(const at::Tensor& tensor, Layout layout, int64_t heads);
 ConstTensorView const_view(const at::Tensor& tensor);
 TensorView mutable_view(const at::Tensor& tensor);
 
+// Dense, uninitialised, of the size, dtype and device of `tensor`, which may be a traced one.
+at::Tensor empty_dense(const at::Tensor& tensor);
+
 }  // namespace ringspan::binding

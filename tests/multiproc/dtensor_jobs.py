@@ -395,3 +395,78 @@ def compiled_contract(group: dist.ProcessGroup, backend: str) -> dict[str, Any]:
     finally:
         rs.disable_cp_dtensor_dispatcher()
     return found
+
+
+def contract_operands(group: dist.ProcessGroup, shape: tuple[int, ...], lying: str) -> dict[str, float]:
+    """fusion_attention_v3 with pse, sink, a full mask and dropout: results, and the gradients of all."""
+    case = OnMesh(shape, lying, causal=False, batch=4, q_len=8, kv_len=8)
+    mesh = mesh_for(group, shape)
+    source = np.random.default_rng(11)
+    pse, sink = source.standard_normal((1, 4, 8, 8)), source.standard_normal(4)
+    masked = source.random((4, 1, 8, 8)) < 0.3
+    masked[..., 0] = False
+    everywhere = [Replicate()] * mesh.ndim
+    rs.enable_cp_dtensor_dispatcher()
+    try:
+        torch.manual_seed(5)
+        inputs, _ = expected(case, keep_of(case), scale=1.0)
+        q, k, v, dout = (torch.from_numpy(x).float() for x in inputs)
+        leaves = [distributed(x, mesh, placements(lying, "BNSD")) for x in (q, k, v)]
+        extra = [distributed(torch.from_numpy(x).float(), mesh, everywhere) for x in (pse, sink)]
+        out, _, _, _, seed, offset = OPS.fusion_attention_v3(
+            *leaves, 4, "BNSD", pse=extra[0], sink=extra[1], atten_mask=torch.from_numpy(masked), sparse_mode=1,
+            keep_prob=0.75, scale=0.5,
+        )  # fmt: skip
+        gradients = torch.autograd.grad(
+            out, [*leaves, *extra], distribute_tensor(dout, mesh, out.placements, src_data_rank=None)
+        )
+    finally:
+        rs.disable_cp_dtensor_dispatcher()
+    assert int(offset.full_tensor()) == 0
+    dropped = oracle.dropped_pairs(0.25, int(seed.full_tensor()), 0, (4, 4, 8, 8))
+    # pse_type 1: added before the scale.
+    bias = np.where(masked, -np.inf, 0.5 * pse)
+    _, right = expected(case, keep_of(case), scale=0.5, sink=sink, bias=bias, dropped=dropped, dropout_p=0.25)
+    whole = [x.full_tensor().detach().double().numpy() for x in (out, *gradients)]
+    rights = [right.out, right.dq, right.dk, right.dv, 0.5 * right.dbias.sum(0, keepdims=True), right.dsink]
+    names = ("out", "dq", "dk", "dv", "dpse", "dsink")
+    return {name: relative(x, wanted) for name, x, wanted in zip(names, whole, rights, strict=True)}
+
+
+def contract_documents(group: dist.ProcessGroup, lying: str) -> float:
+    """TND with documents that cross ranks; versions 1 and 2 give the same as 3."""
+    world = group.size()
+    case = OnMesh((world,), lying, layout="TND", batch=1, dtype="float32")
+    mesh = mesh_for(group, case.shape)
+    ends = torch.tensor([5, 5, 12])
+    ids = np.array([1] * 5 + [2] * 7)
+    keep = (ids[:, None] == ids[None])[None] & keep_of(case)
+    inputs, right = expected(case, keep, scale=1.0)
+    leaves = [distributed(to_layout(x, "TND", "float32"), mesh, placements(lying, "TND")) for x in inputs[:3]]
+    triangle = torch.ones(2048, 2048, dtype=torch.bool).triu(1)
+    keywords = {"atten_mask": triangle, "sparse_mode": 3, "softmax_layout": "TND"}
+    rs.enable_cp_dtensor_dispatcher()
+    try:
+        outs = [
+            OPS.fusion_attention_v3(*leaves, 4, "TND", actual_seq_qlen=ends, actual_seq_kvlen=ends, **keywords)[0],
+            *(
+                op(*leaves, 4, "TND", actual_seq_qlen=ends.tolist(), actual_seq_kvlen=ends.tolist(), **keywords)[0]
+                for op in (OPS.fusion_attention, OPS.fusion_attention_v2)
+            ),
+        ]
+    finally:
+        rs.disable_cp_dtensor_dispatcher()
+    return max(relative(from_layout(out.full_tensor(), "TND", 4), right.out) for out in outs)
+
+
+def outside_the_mesh(group: dist.ProcessGroup) -> dict[str, str]:
+    """Ranks 2 and 3 are in no mesh of ranks 0 and 1: they take part in nothing and get empty results."""
+    mesh = DeviceMesh("cpu", [0, 1])
+    x = distribute_tensor(torch.randn(1, 2, 8, 4), mesh, [Shard(2)], src_data_rank=None).requires_grad_()
+    out = rs.attention(x, x, x, mask=rs.causal())
+    contract = OPS.fusion_attention_v3(x, x, x, 2, "BNSD")[0]
+    return {
+        "shape": str(list(out.shape)),
+        "rows": str(out.to_local().numel()),
+        "contract": str(contract.to_local().numel()),
+    }

@@ -129,3 +129,21 @@ def test_the_contract_compiles_on_contiguous_dtensors(pool, backend):
     for found in pool.run("dtensor_jobs:compiled_contract", 2, backend=backend, watchdog_s=240):
         assert found["distance"] <= 1e-6
         assert "not contiguous along the sequence is traced by torch.compile" in found["head_tail"]
+
+
+@pytest.mark.parametrize(("shape", "lying"), [((2,), "S"), ((2,), "N"), ((2,), "B"), ((2, 2), "BS"), ((2, 2), "NS")])
+def test_contract_operands(pool, shape, lying):
+    for answer in pool.run("dtensor_jobs:contract_operands", 4 if len(shape) > 1 else 2, shape=shape, lying=lying):
+        assert max(answer.values()) <= ROUNDED, answer
+
+
+def test_contract_documents_and_older_versions(pool):
+    for lying in ("S", "N"):
+        assert max(pool.run("dtensor_jobs:contract_documents", 2, lying=lying)) <= ROUNDED
+
+
+def test_ranks_outside_the_mesh_get_nothing(pool):
+    answers = pool.run("dtensor_jobs:outside_the_mesh", 4)
+    assert [answer["shape"] for answer in answers] == ["[1, 2, 8, 4]"] * 4
+    assert [answer["rows"] for answer in answers] == ["32", "32", "0", "0"]
+    assert [answer["contract"] for answer in answers] == ["32", "32", "0", "0"]

@@ -8,7 +8,17 @@ from torch import Tensor
 
 from ringspan.attend import Request, Shares, attend
 from ringspan.call import Choices, Sizes, check_choices, read_sizes
-from ringspan.dtensor.operands import Placed, as_dtensor, check_rows, common_mesh, local_parts, map_of, wholes, wrap
+from ringspan.dtensor.operands import (
+    Placed,
+    as_dtensor,
+    check_rows,
+    common_mesh,
+    local_parts,
+    map_of,
+    takes_part,
+    wholes,
+    wrap,
+)
 from ringspan.dtensor.placements import Role, Roles, axes_of_layout, axes_of_pairs, axes_of_stats, choose_roles
 from ringspan.dtensor.split import Split, split_in_effect
 from ringspan.group import Group
@@ -46,9 +56,17 @@ def attend_on_dtensors(request: Request, group: Group) -> Tensor | tuple[Tensor,
         request.return_stats,
         request.assume_agreed,
     )
-    shares = Shares(tuple(roles.group_names(Role.BATCH)), tuple(roles.group_names(Role.HEADS)), roles.parts(Role.BATCH))
-    result = attend(local, roles.sequence_group(), shares)
+    if takes_part(mesh):
+        names = (tuple(roles.group_names(role)) for role in (Role.BATCH, Role.HEADS))
+        result = attend(local, roles.sequence_group(), Shares(*names, roles.parts(Role.BATCH)))
+    else:
+        result = _nothing(local)
     return _wrap_result(result, q, sizes, roles, choices.layout)
+
+
+def _nothing(local: Request) -> Tensor | tuple[Tensor, Stats]:
+    """What a rank outside the mesh has of the results, as of any DTensor: an empty tensor."""
+    return (local.query, Stats(*[local.query] * 3)) if local.return_stats else local.query
 
 
 def _check_group(group: Group) -> None:

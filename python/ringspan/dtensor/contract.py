@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate
 
 from ringspan.call import read_sizes
-from ringspan.dtensor.operands import as_dtensor, common_mesh, in_place, map_of, wrap, wrap_gradient
+from ringspan.dtensor.operands import as_dtensor, common_mesh, in_place, map_of, takes_part, wrap, wrap_gradient
 from ringspan.dtensor.placements import (
     Role,
     TensorAxes,
@@ -112,10 +112,14 @@ def _whole(value: Any) -> Any:
 
 def _forward(named: _Named) -> tuple[Tensor, ...]:
     placed = _Placed(named)
-    local = placed.arguments()
-    out, row_max, row_sum, seed, _, _ = torch.ops.ringspan._contract_forward(**local)
-    roles, stats = placed.roles, axes_of_stats(placed.layout)
     empty = torch.empty(0, dtype=torch.int64)
+    if takes_part(placed.mesh):
+        local = placed.arguments()
+        out, row_max, row_sum, seed, _, _ = torch.ops.ringspan._contract_forward(**local)
+    else:
+        local, out, seed = named, placed.local("query", placed.axes), empty
+        row_max = row_sum = torch.empty(0)
+    roles, stats = placed.roles, axes_of_stats(placed.layout)
     return (
         wrap(out, placed.out_shape(), roles, placed.axes),
         wrap(row_max, placed.stats_shape(), roles, stats),
@@ -128,6 +132,8 @@ def _forward(named: _Named) -> tuple[Tensor, ...]:
 
 def _backward(named: _Named) -> tuple[Tensor, ...]:
     placed = _Placed(named, is_backward=True)
+    if not takes_part(placed.mesh):
+        return tuple(named[name] for name in ("query", "key", "value", "query", "query"))
     local = placed.arguments()
     for name, axes in (("dy", placed.axes), ("attention_in", placed.axes)):
         local[name] = placed.local(name, axes)

@@ -34,6 +34,11 @@ def common_mesh(named: dict[str, Tensor | None]) -> DeviceMesh:
     return mesh
 
 
+def takes_part(mesh: DeviceMesh) -> bool:
+    """Whether this rank is in the mesh. Traced code is never run by others."""
+    return torch.compiler.is_compiling() or mesh.get_coordinate() is not None
+
+
 def as_dtensor(name: str, tensor: Tensor, mesh: DeviceMesh, was_accepted: bool = False) -> DTensor:
     """Itself, or a plain tensor as a replicated one, where the dispatcher allows that or did so in the forward."""
     if isinstance(tensor, DTensor):
