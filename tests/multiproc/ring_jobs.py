@@ -191,31 +191,6 @@ def mean_loss(group: dist.ProcessGroup, valid: list[list[bool]], averaged_by: in
     return float(loss), float(displayed), losses.grad.tolist()
 
 
-def linear_gradients(group: dist.ProcessGroup) -> float:
-    """One linear layer, attention and a masked mean loss in fp64: parameter gradients summed over ranks are exact."""
-    rank, world = place_of(group)
-    generator = torch.Generator().manual_seed(18)
-    weight = torch.randn(3 * 16, 12, dtype=torch.float64, generator=generator)
-    tokens = torch.randn(1, 8, 12, dtype=torch.float64, generator=generator)
-    valid = torch.ones(1, 8, dtype=torch.bool)
-    valid[0, 1:4] = False
-    found = []
-    for parts in (1, world):
-        smap = rs.ShardMap.contiguous(8, parts)
-        used, place = (group, rank) if parts > 1 else (None, 0)
-        local = weight.clone().requires_grad_()
-        x, mask = smap.shard(tokens, place, 1), smap.shard(valid, place, 1)
-        q, k, v = (x @ local.T).unflatten(-1, (3, 2, 8)).permute(2, 0, 3, 1, 4)
-        out = rs.attention(q, k, v, mask=rs.causal(), shard_map=smap, group=used)
-        loss, displayed = rs.masked_mean_loss(out.square().mean((1, 3)), mask, group=used)
-        loss.backward()
-        if parts > 1:
-            dist.all_reduce(local.grad, group=group)
-        found.append((local.grad, displayed))
-    (one, shown), (many, shown_many) = found if world > 1 else (found[0], found[0])
-    return max(float((one - many).abs().max() / one.abs().max()), abs(float(shown - shown_many)))
-
-
 def peak_of(call: Callable[[], Any]) -> int:
     """Most bytes of PyTorch's CPU allocator that live at once in a call, beyond what lives before it."""
     activities = [torch.profiler.ProfilerActivity.CPU]
