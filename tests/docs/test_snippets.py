@@ -10,17 +10,32 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent.parent
 FENCE = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 FILES = sorted((ROOT / "docs").rglob("*.md"))
-WITH_PYTHON = [path for path in FILES if FENCE.search(path.read_text())]
+# A page whose examples are one script for four processes.
+ON_RANKS = ROOT / "docs" / "training.md"
+WITH_PYTHON = [path for path in FILES if FENCE.search(path.read_text()) and path != ON_RANKS]
+
+
+def script_of(path):
+    """All examples of a page, each on the lines that it has there, so that a traceback shows them."""
+    text = path.read_text()
+    script = ""
+    for found in FENCE.finditer(text):
+        script += "\n" * (text.count("\n", 0, found.start()) + 1 - script.count("\n")) + found[1]
+    return script
 
 
 @pytest.mark.parametrize("path", WITH_PYTHON, ids=[str(path.relative_to(ROOT)) for path in WITH_PYTHON])
 def test_examples_run(path):
-    text = path.read_text()
-    namespace: dict = {"__name__": "snippet"}
-    for found in FENCE.finditer(text):
-        line = text.count("\n", 0, found.start()) + 1
-        # Blank lines before it, so that a traceback shows the line of the document.
-        exec(compile("\n" * line + found[1], str(path), "exec"), namespace)
+    exec(compile(script_of(path), str(path), "exec"), {"__name__": "snippet"})
+
+
+@pytest.mark.slow
+def test_training_page_runs_on_four_ranks(pool):
+    # The processes of the pool have their default group already.
+    begin = 'dist.init_process_group("gloo")\n'
+    script = script_of(ON_RANKS)
+    assert script.count(begin) == 1
+    pool.run("jobs:run_script", 4, watchdog_s=170, script=script.replace(begin, "\n"), name=str(ON_RANKS))
 
 
 def test_the_guide_has_examples():
