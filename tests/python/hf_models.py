@@ -66,7 +66,7 @@ DECODERS = tuple(name for name in MODELS if name not in ENCODERS)
 
 needs_transformers = pytest.mark.skipif(
     importlib.util.find_spec("transformers") is None,
-    reason="the package transformers is not installed (tools/requirements.txt names it)",
+    reason="the package transformers is not installed (tools/requirements-models.txt names it)",
 )
 
 
