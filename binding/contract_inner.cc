@@ -203,7 +203,7 @@ TORCH_LIBRARY_FRAGMENT(ringspan, m) {
       "float keep_prob, int pre_tokens, int next_tokens, int inner_precise, SymInt[]? prefix, Tensor? q_ends, "
       "Tensor? kv_ends, int sparse_mode, str softmax_layout, Tensor? sink, int pse_type, int slope_shift, "
       "Tensor? seed, Tensor? offset, bool in_group, str group_name, Tensor? q_map, Tensor? kv_map, str schedule, "
-      "str exchange, str[]? batch_groups, str[]? head_groups)";
+      "str exchange, str[]? batch_groups=None, str[]? head_groups=None)";
   const string forward =
       "(Tensor query, Tensor key, Tensor value, " + common +
       " -> (Tensor out, Tensor max, Tensor sum, Tensor used_seed, Tensor used_q_map, Tensor used_kv_map)";

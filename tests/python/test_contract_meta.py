@@ -67,7 +67,7 @@ def test_inner_ops_pass_opcheck(name):
     )  # fmt: skip
     utils = ("test_schema", "test_faketensor", "test_autograd_registration")
     torch.library.opcheck(OPS._contract_forward.default, (q, k, v, *rest), test_utils=utils)
-    out, row_max, row_sum, _ = OPS._contract_forward(q, k, v, *rest)
+    out, row_max, row_sum, *_ = OPS._contract_forward(q, k, v, *rest)
     arguments = (q, k, v, torch.ones_like(out), row_max, row_sum, out, *rest)
     torch.library.opcheck(OPS._contract_backward.default, arguments, test_utils=utils)
 
