@@ -54,7 +54,7 @@ def attend(request: Request, group: Group, shares: Shares = WHOLE) -> Tensor | t
     try:
         pairs.check()
         check_choices(choices)
-        _check_tensors(query, key, value)
+        check_tensors(query, key, value)
         sizes = read_sizes(query.shape, key.shape, value.shape, choices.layout, choices.num_heads)
         _check_sink(request.sink, query, sizes.q_heads)
         spec, tables = encode_local_call(sizes, choices, world, sizes.batch * shares.batch_parts)
@@ -89,7 +89,8 @@ def attend(request: Request, group: Group, shares: Shares = WHOLE) -> Tensor | t
     return (out, Stats.of(choices.layout, row_max, row_sum, lse)) if request.return_stats else out
 
 
-def _check_tensors(query: Tensor, key: Tensor, value: Tensor) -> None:
+def check_tensors(query: Tensor, key: Tensor, value: Tensor) -> None:
+    """Raises ValueError for what is no tensor or of another dtype or device, NotImplementedError for a device."""
     named = (("query", query), ("key", key), ("value", value))
     for name, tensor in named:
         if not isinstance(tensor, Tensor):

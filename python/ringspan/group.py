@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+import torch.distributed as dist
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -26,6 +27,13 @@ def name_and_world(group: Group) -> tuple[str, int]:
             f"group is {group!r}; give a ProcessGroup that this process belongs to, a DeviceMesh of one axis, or None"
         )
     return group.group_name, group.size()
+
+
+def rank_in(group: Group) -> int:
+    """This process's place in `group`, which `name_and_world` took."""
+    if group is None:
+        return 0
+    return dist.get_rank(group.get_group() if isinstance(group, DeviceMesh) else group)
 
 
 def tell_peers(group_name: str, error: Exception) -> None:

@@ -1,0 +1,105 @@
+"""A score_mod as arguments of `ringspan.attention`: scale, softcap, bias and mask."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ringspan.flex.grid import Grid, on_grid, row_chunks
+from ringspan.flex.masks import Rule
+from ringspan.flex.score import Form, Score
+from ringspan.masks import Mask
+
+ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """The pairs of a call. rows: global positions of this rank's queries, [R] or [B, R]."""
+
+    batch: int
+    heads: int
+    q_len: int
+    kv_len: int
+    rows: Tensor
+
+    def grid(self, q: Tensor) -> Grid:
+        """All keys, at the queries q."""
+        return Grid(self.batch, self.heads, q, torch.arange(self.kv_len))
+
+
+def scale_and_softcap(form: Form, scale: float) -> dict[str, Any]:
+    """`attention` computes softcap * tanh(scale * q.k / softcap), so both factors go into scale, with their signs."""
+    if form.inner is None:
+        return {"scale": scale * form.factor, "softcap": None}
+    if form.factor == 0:
+        raise NotImplementedError("score_mod multiplies a tanh of the score by 0; there is no softcap of 0")
+    return {"scale": scale * form.inner * form.factor, "softcap": abs(form.factor)}
+
+
+def read_score_mod(mod: ScoreMod, pairs: Pairs, dtype: torch.dtype) -> tuple[Form, Mask | Tensor | None]:
+    """The form of `mod` with `added` for this rank's rows, [B or 1, N or 1, R or 1, kv_len or 1], and its mask.
+
+    dtype: that of scores. NotImplementedError where the mod is none of the forms of `score`.
+    """
+    if pairs.q_len == 0 or pairs.kv_len == 0:
+        return Form(dtype), None  # of no pairs
+    # A rank without rows reads the form at the first query, so that all ranks read the same one.
+    place = torch.zeros(1, dtype=torch.int64)
+    rows = pairs.rows if pairs.rows.shape[-1] else place
+    first = _read(mod, Grid(pairs.batch, pairs.heads, rows[..., :1], place), dtype)
+    form, added = replace(first, added=None, kept=None), None
+    if first.added is not None:
+        added = _added(mod, pairs, rows, first, dtype)[..., : pairs.rows.shape[-1], :]
+    mask = None
+    if first.kept is not None:
+        rule = Rule(_kept_by(mod, dtype), None, pairs.batch, pairs.heads, pairs.q_len, pairs.kv_len)
+        mask = rule.convert(pairs.rows)
+    return replace(form, added=added), mask
+
+
+def _added(mod: ScoreMod, pairs: Pairs, rows: Tensor, first: Form, dtype: torch.dtype) -> Tensor:
+    parts = []
+    lists = first.added.shape[0] * first.added.shape[1]
+    for begin, end in row_chunks(rows.shape[-1], lists * pairs.kv_len, rows.shape[-1]):
+        form = _read(mod, pairs.grid(rows[..., begin:end]), dtype)
+        if (form.factor, form.inner) != (first.factor, first.inner):
+            raise NotImplementedError("score_mod applies other numbers to the score each time that it is called")
+        parts.append(form.added)
+        if form.added.shape[2] != end - begin:
+            break  # one row for all
+    return torch.cat(parts, 2)
+
+
+def _read(mod: ScoreMod, grid: Grid, dtype: torch.dtype) -> Form:
+    """The form of `mod` on a grid, with tensors of its pairs."""
+    found: list[Form] = []
+
+    def run(*place: Tensor) -> tuple[Tensor, ...]:
+        score = mod(Score.of(Form(dtype)), *place)
+        if not isinstance(score, Score):
+            raise NotImplementedError("score_mod gives a value in which the score does not appear")
+        found.append(score.form)
+        present = (score.form.added, score.form.kept)
+        return tuple(place[0] if tensor is None else tensor for tensor in present)
+
+    added, kept = on_grid(run, grid)
+    form = found[0]
+    return replace(
+        form,
+        added=None if form.added is None else added.to(dtype),
+        kept=None if form.kept is None else kept,
+    )
+
+
+def _kept_by(mod: ScoreMod, dtype: torch.dtype) -> Callable:
+    """The mask_mod inside of a score_mod."""
+
+    def decide(*place: Tensor) -> Tensor:
+        return mod(Score.of(Form(dtype)), *place).form.kept
+
+    return decide
