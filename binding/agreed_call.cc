@@ -1,17 +1,34 @@
 #include "binding/agreed_call.h"
 
 #include "binding/content_hash.h"
+#include "binding/step_backend.h"
 
 namespace ringspan::binding {
+namespace {
+
+// The arguments that change the arithmetic, by the names that a caller knows.
+std::vector<std::string> names_of_given(const CallArguments& arguments, std::vector<std::string> names) {
+  const PairArguments& pairs = arguments.pairs;
+  for (const auto& [name, is_given] :
+       {std::pair("sink", arguments.has_sink), std::pair("attn_mask", pairs.mask.has_value()),
+        std::pair("bias", pairs.bias.has_value()), std::pair("alibi", pairs.slopes.has_value()),
+        std::pair("softcap", pairs.softcap != 0), std::pair("dropout_p", pairs.dropout_p != 0)}) {
+    if (is_given) names.emplace_back(name);
+  }
+  return names;
+}
+
+}  // namespace
 
 std::pair<Call, Operands> prepare(const Group& group, const at::Tensor& query, const at::Tensor& key,
                                   const at::Tensor& value, const std::optional<at::Tensor>& sink,
-                                  const CallArguments& arguments) {
+                                  const CallArguments& arguments, std::vector<std::string> more) {
   Call call = prepare_call(group, query, key, value, arguments);
+  call.by_step_ops = choose_step_ops(call, query, names_of_given(arguments, std::move(more)));
   PairArguments pairs = arguments.pairs;
   pairs.batch_offset += arguments.batch_share.index * call.problem().batch;
   pairs.head_offset += arguments.head_share.index * call.problem().q_heads;
-  Operands operands{query, key, value, prepare_sink(call, sink),
+  Operands operands{query, key, value, prepare_sink(call, sink, query.device()),
                     PairOperands(pairs, call.problem(), call.plan->q_rows[call.group.rank])};
   return {std::move(call), std::move(operands)};
 }

@@ -1,7 +1,9 @@
 // The way of every op from its arguments to a call that all ranks make: checks, then agreement.
 #pragma once
 
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "binding/agreement.h"
 #include "binding/call.h"
@@ -29,10 +31,10 @@ auto check_or_refuse(const Group& group, bool assume_agreed, Check&& check) {
   }
 }
 
-// The call and its operands, all but the seed checked.
+// The call and its operands, all but the seed checked. `more`: what else the arithmetic must give (step_backend.h).
 std::pair<Call, Operands> prepare(const Group& group, const at::Tensor& query, const at::Tensor& key,
                                   const at::Tensor& value, const std::optional<at::Tensor>& sink,
-                                  const CallArguments& arguments);
+                                  const CallArguments& arguments, std::vector<std::string> more = {});
 
 // The call's number and seed. Nothing is agreed on without peers, and where the caller vouches for them.
 Agreed agree(const Call& call, const CallArguments& arguments, CallKind kind, int64_t forward_number);

@@ -160,6 +160,8 @@ using Signature = AttentionResult(const Tensor&, const Tensor&, const Tensor&, c
                                   const std::optional<Tensor>&, const std::optional<Tensor>&, double, double,
                                   c10::SymIntArrayRef, NameList, NameList);
 
+// kDevice: whose autocast state counts.
+template <at::DeviceType kDevice>
 AttentionResult attention_autocast(const Tensor& query, const Tensor& key, const Tensor& value,
                                    const std::optional<Tensor>& sink, c10::SymIntArrayRef spec, at::TensorList tables,
                                    double scale, string layout, c10::SymInt num_heads, string group_name,
@@ -169,9 +171,10 @@ AttentionResult attention_autocast(const Tensor& query, const Tensor& key, const
                                    double softcap, double dropout_p, c10::SymIntArrayRef places, NameList batch_groups,
                                    NameList head_groups) {
   static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("ringspan::attention", "").typed<Signature>();
-  const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::DispatchKey::AutocastCPU);
-  const auto cast = [dtype = at::autocast::get_autocast_dtype(at::kCPU)](const Tensor& tensor) {
-    return at::autocast::cached_cast(dtype, tensor, at::kCPU);
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(
+      at::autocast::get_autocast_dispatch_key_from_device_type(kDevice));
+  const auto cast = [dtype = at::autocast::get_autocast_dtype(kDevice)](const Tensor& tensor) {
+    return at::autocast::cached_cast(dtype, tensor, kDevice);
   };
   // What enters the softmax stays as it is.
   return op.call(cast(query), cast(key), cast(value), sink, spec, tables, scale, std::move(layout),
@@ -194,6 +197,8 @@ TORCH_LIBRARY_FRAGMENT(ringspan, m) {
 }
 
 TORCH_LIBRARY_IMPL(ringspan, CompositeImplicitAutograd, m) { m.impl("attention", &attention); }
-TORCH_LIBRARY_IMPL(ringspan, AutocastCPU, m) { m.impl("attention", &attention_autocast); }
+TORCH_LIBRARY_IMPL(ringspan, AutocastCPU, m) { m.impl("attention", &attention_autocast<at::kCPU>); }
+TORCH_LIBRARY_IMPL(ringspan, AutocastCUDA, m) { m.impl("attention", &attention_autocast<at::kCUDA>); }
+TORCH_LIBRARY_IMPL(ringspan, AutocastPrivateUse1, m) { m.impl("attention", &attention_autocast<at::kPrivateUse1>); }
 
 }  // namespace ringspan::binding

@@ -19,10 +19,6 @@ namespace ringspan::binding {
 namespace {
 
 void check_tensor(const char* name, const at::Tensor& tensor, Layout layout) {
-  if (!tensor.device().is_cpu()) {
-    throw Unsupported(concat(name, " is on device ", tensor.device().str(),
-                             "; ringspan computes on CPU tensors only, move it with .cpu()"));
-  }
   RINGSPAN_CHECK(tensor.layout() == at::kStrided, name, " has layout ", concat(tensor.layout()),
                  "; it must be a plain strided tensor");
   const int64_t dims = axes_of(layout).dims;
@@ -76,6 +72,8 @@ Sizes read_sizes_of(const at::Tensor& query, const at::Tensor& key, const at::Te
   problem.layout = layout;
   problem.dtype = core_dtype("query", query);
   for (const auto& [name, tensor] : {std::pair("key", &key), std::pair("value", &value)}) {
+    RINGSPAN_CHECK(tensor->device() == query.device(), "query is on ", query.device().str(), " and ", name, " on ",
+                   tensor->device().str(), "; put them on one device");
     RINGSPAN_CHECK(tensor->scalar_type() == query.scalar_type(), "query is ", toString(query.scalar_type()), " and ",
                    name, " is ", toString(tensor->scalar_type()), "; query, key and value must have one dtype");
   }
@@ -181,7 +179,7 @@ Call prepare_call(Group group, const at::Tensor& query, const at::Tensor& key, c
   return call;
 }
 
-at::Tensor prepare_sink(const Call& call, const std::optional<at::Tensor>& sink) {
+at::Tensor prepare_sink(const Call& call, const std::optional<at::Tensor>& sink, at::Device device) {
   if (!sink) return {};
   const Problem& p = call.problem();
   const at::ScalarType accumulator = torch_dtype(accumulator_of(p.dtype));
@@ -189,11 +187,12 @@ at::Tensor prepare_sink(const Call& call, const std::optional<at::Tensor>& sink)
                  p.q_heads, " heads; give one value per query head, [", p.q_heads, "]");
   RINGSPAN_CHECK(sink->scalar_type() == at::kFloat || sink->scalar_type() == accumulator, "sink is ",
                  toString(sink->scalar_type()), "; it must be Float", accumulator == at::kDouble ? " or Double" : "");
-  RINGSPAN_CHECK(sink->device().is_cpu(), "sink lies on ", sink->device().str(), "; move it to the CPU");
-  const at::Tensor dense = sink->to(accumulator).contiguous();
+  RINGSPAN_CHECK(sink->device() == device, "sink lies on ", sink->device().str(), " and the query on ", device.str(),
+                 "; put them on one device");
+  const at::Tensor dense = sink->to(accumulator).contiguous(), read = dense.cpu();
   for (int64_t head = 0; head < p.q_heads; ++head) {
     const double value =
-        load_as_double(static_cast<const std::byte*>(dense.const_data_ptr()), accumulator_of(p.dtype), head);
+        load_as_double(static_cast<const std::byte*>(read.const_data_ptr()), accumulator_of(p.dtype), head);
     RINGSPAN_CHECK(!std::isnan(value) && value < std::numeric_limits<double>::infinity(), "sink holds ", value,
                    " for head ", head, "; it must be finite, or -inf for a head without a sink");
   }

@@ -45,7 +45,8 @@ struct Call {
   Layout layout = Layout::kBNSD;
   Exchange exchange = Exchange::kAllToAll;
   std::shared_ptr<const RankPlan> plan;
-  uint64_t hash = 0;  // of everything that must be the same on all ranks
+  uint64_t hash = 0;         // of everything that must be the same on all ranks
+  bool by_step_ops = false;  // the arithmetic is that of step_backend.h
 
   const Problem& problem() const { return plan->problem; }
 };
@@ -57,8 +58,8 @@ Call prepare_call(Group group, const at::Tensor& query, const at::Tensor& key, c
                   const CallArguments& arguments);
 
 // `sink` [q heads], in fp32 or the accumulator type of the call, as a dense tensor of the accumulator type; undefined
-// where none was given. Error for another size or dtype, and where it holds NaN or +inf, which have no weight.
-at::Tensor prepare_sink(const Call& call, const std::optional<at::Tensor>& sink);
+// where none was given. Error for another size, dtype or device, and where it holds NaN or +inf, which have no weight.
+at::Tensor prepare_sink(const Call& call, const std::optional<at::Tensor>& sink, at::Device device);
 
 // For messages of the agreement.
 Fields describe_call(const Call& call, const CallArguments& arguments);

@@ -111,7 +111,7 @@ Prepared prepare_contract(const Group& group, const Tensor& query, const Tensor&
                  a.sink.has_value(),
                  p.contract.pairs};
   p.arguments.pairs.seed = seed;
-  auto [call, operands] = prepare(group, query, key, value, a.sink, p.arguments);
+  auto [call, operands] = prepare(group, query, key, value, a.sink, p.arguments, {"the row maximum"});
   p.call = std::move(call);
   p.operands = std::move(operands);
   p.operands.seed = seed;
@@ -128,7 +128,7 @@ void check_saved(const char* name, const Tensor& tensor, at::IntArrayRef shape, 
 
 ContractForward run_contract(const Tensor& query, const Tensor& key, const Tensor& value, const ContractArguments& a,
                              const ContractGroup& g, int64_t seed, int64_t offset) {
-  const Group group = find_group(g.group_name);
+  const Group group = find_group(g.group_name, query.device().type());
   Prepared p =
       check_or_refuse(group, false, [&] { return prepare_contract(group, query, key, value, a, g, seed, offset); });
   // In a group every rank has drawn for itself.
@@ -142,7 +142,7 @@ ContractForward run_contract(const Tensor& query, const Tensor& key, const Tenso
 ContractGradients run_contract_backward(const Tensor& query, const Tensor& key, const Tensor& value,
                                         const ContractArguments& a, const ContractGroup& g, const ContractSaved& saved,
                                         int64_t seed, int64_t offset) {
-  const Group group = find_group(g.group_name);
+  const Group group = find_group(g.group_name, query.device().type());
   const Prepared p = check_or_refuse(group, false, [&] {
     Prepared prepared = prepare_contract(group, query, key, value, a, g, seed, offset);
     const ContractSizes& s = prepared.contract.sizes;

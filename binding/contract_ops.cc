@@ -113,8 +113,14 @@ ContractOpArguments read(const Named& named) {
 Tensor one_number(int64_t value) { return at::full({1}, value, at::kLong); }
 
 // v1 and v2 take numbers (0 and 0: none given), v3 draws by itself. Above the inner op and through the dispatcher, so
-// that a traced graph draws at each run. In a group the inner op takes the draw of rank 0.
+// that a traced graph draws at each run. The overloads `.seeded` are handed both numbers. In a group the inner op takes
+// the draw of rank 0.
 void fill_seed(const Named& named, ContractOpArguments& a) {
+  if (named.has("dropout_seed")) {
+    a.seed = named.tensor("dropout_seed");
+    a.offset = named.tensor("dropout_offset");
+    return;
+  }
   const bool given = named.has("seed") && (named.at("seed").toInt() != 0 || named.at("offset").toInt() != 0);
   if (!(a.keep_prob < 1) || given) {
     a.seed = one_number(given ? named.at("seed").toInt() : 0);
@@ -326,6 +332,9 @@ const char* const kGroup =
 const char* const kGroupAfterKeywords =
     ", str group_name, Tensor? q_map=None, Tensor? kv_map=None, str schedule=\"auto\", str exchange=\"auto\"";
 
+const char* const kSeeds = ", *, Tensor dropout_seed, Tensor dropout_offset";
+const char* const kSeedsAfterKeywords = ", Tensor dropout_seed, Tensor dropout_offset";
+
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(ringspan, m) {
@@ -334,6 +343,9 @@ TORCH_LIBRARY_FRAGMENT(ringspan, m) {
   m.def(forward_schema("fusion_attention_v2", kV2, true, "").c_str(), seeded);
   m.def(forward_schema("fusion_attention_v3", kV3, false, "").c_str(), traced);
   m.def(forward_schema("fusion_attention_v3.cp", kV3, false, kGroup).c_str(), traced);
+  m.def(forward_schema("fusion_attention.seeded", kV1, false, kSeeds).c_str(), traced);
+  m.def(forward_schema("fusion_attention_v2.seeded", kV2, true, kSeedsAfterKeywords).c_str(), traced);
+  m.def(forward_schema("fusion_attention_v3.seeded", kV3, false, kSeeds).c_str(), traced);
   m.def(grad_schema("fusion_attention_grad", kV1, "").c_str(), traced);
   m.def(grad_schema("fusion_attention_grad_v2", kV2, "").c_str(), traced);
   m.def(grad_schema("fusion_attention_grad_v3", kV3, "").c_str(), traced);
@@ -345,8 +357,8 @@ TORCH_LIBRARY_FRAGMENT(ringspan, m) {
 }
 
 TORCH_LIBRARY_IMPL(ringspan, CompositeImplicitAutograd, m) {
-  for (const char* name :
-       {"fusion_attention", "fusion_attention_v2", "fusion_attention_v3", "fusion_attention_v3.cp"}) {
+  for (const char* name : {"fusion_attention", "fusion_attention_v2", "fusion_attention_v3", "fusion_attention_v3.cp",
+                           "fusion_attention.seeded", "fusion_attention_v2.seeded", "fusion_attention_v3.seeded"}) {
     m.impl(name, torch::CppFunction::makeFromBoxedFunction<&forward_op>());
   }
   for (const char* name : {"fusion_attention_grad", "fusion_attention_grad_v2", "fusion_attention_grad_v3",

@@ -15,7 +15,7 @@ std::chrono::milliseconds Group::timeout() const {
   return kBackendDefaultTimeout;
 }
 
-Group find_group(const std::string& name) {
+Group find_group(const std::string& name, std::optional<at::DeviceType> wanted) {
   Group group;
   group.name = name;
   if (name.empty()) return group;
@@ -27,9 +27,14 @@ Group find_group(const std::string& name) {
   group.rank = group.process_group->getRank();
   group.size = group.process_group->getSize();
   if (group.process_group->hasBackends()) {
-    RINGSPAN_CHECK(group.process_group->hasBackendForDeviceType(at::kCPU), "group: \"", name,
-                   "\" has no backend for CPU tensors; make it with gloo");
-    group.backend = group.process_group->getBackend(at::kCPU);
+    const bool has_cpu = group.process_group->hasBackendForDeviceType(at::kCPU);
+    const at::DeviceType device =
+        wanted.value_or(has_cpu ? at::kCPU : group.process_group->getDeviceTypes().front().type());
+    group.device = device;
+    RINGSPAN_CHECK(group.process_group->hasBackendForDeviceType(device), "group: \"", name, "\" has no backend for ",
+                   at::DeviceTypeName(device, /*lower_case=*/true), " tensors; make it with ",
+                   device == at::kCPU ? "gloo" : "the backend of that device");
+    group.backend = group.process_group->getBackend(device);
     group.backend_name = group.backend->getBackendName();
   } else {
     group.backend_name = group.process_group->getBackendName();

@@ -15,8 +15,9 @@ struct Group {
   std::string name;
   int64_t rank = 0, size = 1;  // places in the group, never global ranks
   c10::intrusive_ptr<c10d::ProcessGroup> process_group;
-  // For CPU tensors; null where the group is written in Python and has no backend object.
+  // For the tensors of the call; null where the group is written in Python and has no backend object.
   c10::intrusive_ptr<c10d::Backend> backend;
+  at::DeviceType device = at::kCPU;
   std::string backend_name;
 
   // PyTorch's "fake" backend: collectives return at once and nobody answers.
@@ -24,8 +25,10 @@ struct Group {
   std::chrono::milliseconds timeout() const;
 };
 
-// Error where no group has this name, or it has no backend for CPU tensors. "" is the group of this process alone.
-Group find_group(const std::string& name);
+// Error where no group has this name, or it has no backend for tensors of this device (none given: of any, the CPU
+// first). "" is the group of this process
+// alone.
+Group find_group(const std::string& name, std::optional<at::DeviceType> device = std::nullopt);
 
 // One of `count` equal parts of something that is spread over groups, such as the batch: `index` is this process's.
 struct Share {

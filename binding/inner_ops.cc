@@ -46,7 +46,7 @@ ForwardTuple attention_forward(const Tensor& query, const Tensor& key, const Ten
                                NameList batch_groups, NameList head_groups) {
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   return translate_errors([&] {
-    const Group group = find_group(group_name);
+    const Group group = find_group(group_name, query.device().type());
     CallArguments arguments{spec,     tables,   scale,         layout,     num_heads,       group_name,
                             schedule, exchange, assume_agreed, needs_grad, sink.has_value()};
     auto [call, operands] = check_or_refuse(group, assume_agreed, [&] {
@@ -65,23 +65,24 @@ ForwardTuple attention_forward(const Tensor& query, const Tensor& key, const Ten
   });
 }
 
-void check_gradient(const char* name, const Tensor& gradient, at::IntArrayRef size, at::ScalarType dtype) {
-  RINGSPAN_CHECK(gradient.sizes() == size && gradient.scalar_type() == dtype && gradient.device().is_cpu(), name,
+void check_gradient(const char* name, const Tensor& gradient, at::IntArrayRef size, at::ScalarType dtype,
+                    at::Device device) {
+  RINGSPAN_CHECK(gradient.sizes() == size && gradient.scalar_type() == dtype && gradient.device() == device, name,
                  " is ", toString(gradient.scalar_type()), " ", gradient.sizes(), " on ", gradient.device().str(),
-                 "; it must be ", toString(dtype), " ", size, " on the CPU");
+                 "; it must be ", toString(dtype), " ", size, " on ", device.str());
 }
 
-void check_saved(const Call& call, const Tensor& out, const Tensor& lse, const OptionalTensor& grad_out,
-                 const OptionalTensor& grad_lse) {
+void check_saved(const Call& call, at::Device device, const Tensor& out, const Tensor& lse,
+                 const OptionalTensor& grad_out, const OptionalTensor& grad_lse) {
   const Problem& p = call.problem();
   const int64_t rows = call.plan->q_rows[call.group.rank];
   const std::vector<int64_t> out_shape = shape_in(call.layout, p.batch, p.q_heads, rows, p.v_dim);
   const std::vector<int64_t> stats_shape = {p.batch, p.q_heads, rows};
   const at::ScalarType accumulator = torch_dtype(accumulator_of(p.dtype));
-  check_gradient("out", out, out_shape, torch_dtype(p.dtype));
-  check_gradient("lse", lse, stats_shape, accumulator);
-  if (grad_out) check_gradient("grad_out", *grad_out, out_shape, torch_dtype(p.dtype));
-  if (grad_lse) check_gradient("grad_lse", *grad_lse, stats_shape, accumulator);
+  check_gradient("out", out, out_shape, torch_dtype(p.dtype), device);
+  check_gradient("lse", lse, stats_shape, accumulator, device);
+  if (grad_out) check_gradient("grad_out", *grad_out, out_shape, torch_dtype(p.dtype), device);
+  if (grad_lse) check_gradient("grad_lse", *grad_lse, stats_shape, accumulator, device);
 }
 
 BackwardTuple attention_backward(const OptionalTensor& grad_out, const OptionalTensor& grad_lse, const Tensor& query,
@@ -94,7 +95,7 @@ BackwardTuple attention_backward(const OptionalTensor& grad_out, const OptionalT
                                  bool wants_bias, NameList batch_groups, NameList head_groups) {
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   return translate_errors([&] {
-    const Group group = find_group(group_name);
+    const Group group = find_group(group_name, query.device().type());
     CallArguments arguments{spec,
                             tables,
                             scale,
@@ -106,7 +107,8 @@ BackwardTuple attention_backward(const OptionalTensor& grad_out, const OptionalT
                             assume_agreed,
                             /*needs_grad=*/true,
                             sink.has_value()};
-    const int64_t *words = forward_call.const_data_ptr<int64_t>(), number = words[0], seed = words[1];
+    const Tensor words = forward_call.cpu();
+    const int64_t number = words.const_data_ptr<int64_t>()[0], seed = words.const_data_ptr<int64_t>()[1];
     auto [call, operands] = check_or_refuse(group, assume_agreed, [&] {
       arguments.pairs = read_pairs(bias, attn_mask, slopes, softcap, dropout_p, places);
       arguments.batch_share = share_of(batch_groups);
@@ -114,8 +116,10 @@ BackwardTuple attention_backward(const OptionalTensor& grad_out, const OptionalT
       // The forward's seed is settled.
       arguments.pairs.seed = seed;
       arguments.pairs.seed_is_drawn = false;
-      auto prepared = prepare(group, query, key, value, sink, arguments);
-      check_saved(prepared.first, out, lse, grad_out, grad_lse);
+      std::vector<std::string> more;
+      if (grad_lse) more.emplace_back("the gradient of lse");
+      auto prepared = prepare(group, query, key, value, sink, arguments, std::move(more));
+      check_saved(prepared.first, query.device(), out, lse, grad_out, grad_lse);
       return prepared;
     });
     agree(call, arguments, CallKind::kBackward, number);

@@ -133,18 +133,22 @@ class CollectiveMailbox final : public Mailbox {
 
   static std::vector<std::string> gather(const Group& group, const std::string& mine, size_t bytes) {
     const auto options = at::TensorOptions().dtype(at::kByte);
+    const auto there = [&](const at::Tensor& tensor) { return tensor.to(at::Device(group.device)); };
     const auto size = static_cast<int64_t>(bytes);
     std::vector<at::Tensor> send = {at::zeros({size}, options)};
     std::memcpy(send[0].mutable_data_ptr(), mine.data(), std::min(bytes, mine.size()));
+    send[0] = there(send[0]);
     std::vector<std::vector<at::Tensor>> received(1);
-    for (int64_t rank = 0; rank < group.size; ++rank) received[0].push_back(at::empty({size}, options));
+    for (int64_t rank = 0; rank < group.size; ++rank) received[0].push_back(there(at::empty({size}, options)));
     // The backend object, not the group: its methods are no dispatcher ops, so no mode counts them.
     const auto work =
         group.backend ? group.backend->allgather(received, send) : group.process_group->allgather(received, send);
     if (work) work->wait();
     std::vector<std::string> texts;
-    for (const at::Tensor& text : received[0])
-      texts.emplace_back(static_cast<const char*>(text.const_data_ptr()), bytes);
+    for (const at::Tensor& text : received[0]) {
+      const at::Tensor here = text.cpu();
+      texts.emplace_back(static_cast<const char*>(here.const_data_ptr()), bytes);
+    }
     return texts;
   }
 };

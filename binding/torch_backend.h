@@ -15,6 +15,7 @@
 
 #include "binding/call.h"
 #include "binding/exchange.h"
+#include "binding/pair_sources.h"
 
 namespace ringspan::binding {
 
@@ -53,16 +54,13 @@ class TorchBackward {
  public:
   TorchBackward(const Call& call, const BackwardTensors& tensors, const Parallel& parallel);
 
-  void post(std::span<const Transfer> transfers);
-  void wait(std::span<const Transfer> transfers);
+  void post(std::span<const Transfer> transfers) { pairs_.post(transfers); }
+  void wait(std::span<const Transfer> transfers) { pairs_.wait(transfers); }
   void attend_backward(const Step& step, const std::function<void()>& arrived);
   void finish(const Step& last);
 
  private:
-  const RankPlan& part_;
-  Pair grads_;  // the caller's
-  Pair home_;   // where gradients at home are summed: the caller's, or fp32 buffers
-  std::unique_ptr<PairSource> kv_, dkv_;
+  BackwardPairs pairs_;
   LocalBackward local_;
 };
 

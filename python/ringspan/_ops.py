@@ -60,6 +60,9 @@ def let_see_inside(mode: type) -> None:
 
 
 _load_library()
+# Loaded here, because the kernels of the step ops belong to the library as its C++ ones do.
+import ringspan.device.accelerators  # noqa: E402, F401
+
 if torch.distributed.is_available():
     from torch.distributed.tensor.debug import CommDebugMode
 

@@ -12,7 +12,7 @@ from ringspan.group import Group, name_and_world, tell_peers
 from ringspan.masks import Frame
 from ringspan.pairs import PairChoices
 from ringspan.stats import Stats
-from ringspan.support import DTYPES, check_offered
+from ringspan.support import DEVICES, DTYPES, check_offered, check_on_device
 
 _DTYPES = tuple(getattr(torch, name) for name in DTYPES)
 
@@ -55,6 +55,8 @@ def attend(request: Request, group: Group, shares: Shares = WHOLE) -> Tensor | t
         pairs.check()
         check_choices(choices)
         check_tensors(query, key, value)
+        if request.return_stats:
+            check_on_device(query.device.type, "return_stats")
         sizes = read_sizes(query.shape, key.shape, value.shape, choices.layout, choices.num_heads)
         _check_sink(request.sink, query, sizes.q_heads)
         spec, tables = encode_local_call(sizes, choices, world, sizes.batch * shares.batch_parts)
@@ -121,6 +123,7 @@ def _check_sink(sink: Tensor | None, query: Tensor, q_heads: int) -> None:
 
 def _dtype_of_call(tensor: Tensor) -> torch.dtype:
     """What the op computes in: autocast takes all but fp64 to its own dtype."""
-    if torch.is_autocast_enabled("cpu") and tensor.dtype != torch.float64:
-        return torch.get_autocast_dtype("cpu")
+    device = tensor.device.type if tensor.device.type in DEVICES else "cpu"
+    if torch.is_autocast_enabled(device) and tensor.dtype != torch.float64:
+        return torch.get_autocast_dtype(device)
     return tensor.dtype

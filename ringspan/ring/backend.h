@@ -1,5 +1,5 @@
-// What the ring loop asks of whoever moves the data and does the arithmetic. Two backends exist: the host's (views, our
-// kernels, a Transport) and the PyTorch binding's (tensors, c10d).
+// What the ring loop asks of whoever moves the data and does the arithmetic. Three backends exist: the host's (views,
+// our kernels, a Transport) and two of the PyTorch binding (tensors, c10d, and our kernels or a device's own ops).
 #pragma once
 
 #include <concepts>
