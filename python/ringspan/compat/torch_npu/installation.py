@@ -1,0 +1,88 @@
+"""`install` and `uninstall`."""
+
+from __future__ import annotations
+
+import importlib.machinery
+import importlib.util
+import sys
+from contextlib import ExitStack
+from types import ModuleType
+
+import torch
+
+from ringspan.compat.torch_npu import distributed, testing
+from ringspan.compat.torch_npu.generator import Generator, join_torch
+from ringspan.compat.torch_npu.npu_module import install_npu_module, make_npu_module
+from ringspan.compat.torch_npu.ops import VendorOps
+from ringspan.compat.torch_npu.steps import install_steps
+from ringspan.compat.torch_npu.strings import install_strings
+from ringspan.compat.torch_npu.undo import set_item
+
+NAME = "torch_npu"
+
+
+class _Installation:
+    """What is in force in this process."""
+
+    def __init__(self) -> None:
+        self.undo: ExitStack | None = None
+
+
+_installation = _Installation()
+
+
+def install(*, device_strings: bool = True, context_parallel: bool = True) -> bool:
+    """Makes `import torch_npu` give the stand-in, in this process. False where the real one is there, and left alone.
+
+    device_strings: "npu" names the CPU in this thread. Costs a Python call for each PyTorch function.
+    context_parallel: PyTorch's context parallelism switches our dispatcher instead of its own.
+    A second call changes nothing.
+    """
+    if _installation.undo is not None:
+        return True
+    if NAME in sys.modules or importlib.util.find_spec(NAME) is not None:
+        return False
+    with ExitStack() as stack:
+        _install(stack, device_strings, context_parallel)
+        _installation.undo = stack.pop_all()
+    return True
+
+
+def uninstall() -> None:
+    """Leaves everything as `install` found it. Without an installation nothing happens."""
+    stack, _installation.undo = _installation.undo, None
+    if stack is not None:
+        stack.close()
+
+
+def is_installed() -> bool:
+    """Whether the stand-in is in force."""
+    return _installation.undo is not None
+
+
+def _install(stack: ExitStack, device_strings: bool, context_parallel: bool) -> None:
+    generator = Generator()
+    ops = VendorOps(generator)
+    stack.callback(ops.close)
+    npu = make_npu_module(generator)
+    modules = {NAME: ModuleType(NAME), f"{NAME}.npu": npu}
+    modules |= distributed.make_modules() | testing.make_modules()
+    root = modules[NAME]
+    root.__path__ = []
+    vars(root).update(ops.packets() | {"npu": npu, "__version__": f"{torch.__version__}.ringspan"})
+    for name, module in modules.items():
+        # Others ask for it before they import.
+        module.__spec__ = importlib.machinery.ModuleSpec(name, None)
+        set_item(stack, sys.modules, name, module)
+        parent, _, last = name.rpartition(".")
+        if parent:
+            setattr(modules[parent], last, module)
+    set_item(stack, sys.modules, "torch.npu", npu)
+    install_npu_module(stack, npu)
+    join_torch(stack, generator)
+    distributed.install_hccl(stack)
+    install_steps(stack)
+    if context_parallel:
+        distributed.install_switches(stack)
+    if device_strings:
+        install_strings(stack)

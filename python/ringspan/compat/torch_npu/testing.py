@@ -1,0 +1,133 @@
+"""`torch_npu.testing`: what tests of torch_npu import before they test anything."""
+
+from __future__ import annotations
+
+import functools
+import os
+import unittest
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from ringspan.compat.torch_npu.npu_module import COUNT_VARIABLE, DEVICE_NAME
+
+WORLD_VARIABLE = "RINGSPAN_NPU_WORLD_SIZE"  # ranks of a distributed test
+_WORLD = 2
+
+
+class TestCase(unittest.TestCase):
+    """unittest's, with comparisons of tensors."""
+
+    def assertRtolEqual(self, x: Any, y: Any, prec: float = 1e-4, prec16: float = 1e-3, auto_trans_dtype: bool = False,
+                        message: str | None = None) -> None:  # fmt: skip
+        """Every element within `prec` of the other, relative to it where that is above 1, else absolutely.
+
+        16-bit types take `prec16`. Stricter than torch_npu's, which lets a share of the elements be further apart.
+        """
+        one, other = (np.asarray(_wide(value)) for value in (x, y))
+        half = any(getattr(value, "dtype", None) in (torch.float16, torch.bfloat16, np.float16) for value in (x, y))
+        np.testing.assert_allclose(
+            one, other, rtol=prec16 if half else prec, atol=prec16 if half else prec, err_msg=message or ""
+        )
+
+    def assertEqual(self, first: Any, second: Any, msg: str | None = None, **limits: float) -> None:
+        """Of tensors by `torch.testing.assert_close`, with `atol` and `rtol`."""
+        if isinstance(first, torch.Tensor) or isinstance(second, torch.Tensor):
+            torch.testing.assert_close(first, second, msg=msg, **limits)
+        else:
+            super().assertEqual(first, second, msg)  # noqa: PT009  this is unittest
+
+
+class SupportedDevices:
+    """Decorator: skips a test that is for other devices than the one that is imitated."""
+
+    def __init__(self, names: list[str]) -> None:
+        self.names = names
+
+    def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The test, or its skip."""
+        supported = any(DEVICE_NAME.startswith(name) for name in self.names)
+        return function if supported else unittest.skip(f"for {self.names}, this is {DEVICE_NAME}")(function)
+
+
+def skip_if_unsupport_multi_npu(count: int) -> Callable[..., Any]:
+    """Decorator: skips a test that needs more devices than there are."""
+    return unittest.skipIf(
+        int(os.environ.get(COUNT_VARIABLE, count)) < count, f"{count} devices wanted, {COUNT_VARIABLE} has fewer"
+    )
+
+
+def with_comms(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorator of a method: a process group of all ranks lives while it runs."""
+
+    @functools.wraps(function)
+    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+        self.init_pg(*([] if not hasattr(self, "backend") else [self.backend]))
+        try:
+            return function(self, *args, **kwargs)
+        finally:
+            self.destroy_pg()
+
+    return run
+
+
+def world_size() -> int:
+    """Of distributed tests: the environment variable RINGSPAN_NPU_WORLD_SIZE, else 2."""
+    return int(os.environ.get(WORLD_VARIABLE, _WORLD))
+
+
+def make_modules() -> dict[str, ModuleType]:
+    """The modules by their full names. Bases of distributed tests are looked up in PyTorch when they are asked for."""
+    contents: dict[str, dict[str, Any]] = {
+        "torch_npu.testing": {},
+        "torch_npu.testing.testcase": {"TestCase": TestCase, "run_tests": unittest.main},
+        "torch_npu.testing.common_utils": {"SupportedDevices": SupportedDevices},
+        "torch_npu.testing.common_distributed": {
+            "with_comms": with_comms,
+            "skipIfUnsupportMultiNPU": skip_if_unsupport_multi_npu,
+        },
+        "torch_npu.testing._internal": {},
+        "torch_npu.testing._internal.common_dtensor": {"__getattr__": _dtensor_base},
+    }
+    modules = {}
+    for name, content in contents.items():
+        modules[name] = ModuleType(name)
+        modules[name].__path__ = []
+        vars(modules[name]).update(content)
+    return modules
+
+
+def _dtensor_base(name: str) -> Any:
+    if name != "NPUDTensorTestBase":
+        raise AttributeError(f"torch_npu.testing._internal.common_dtensor has no {name}")
+    from torch.testing._internal.distributed._tensor.common_dtensor import DTensorTestBase
+
+    class NPUDTensorTestBase(DTensorTestBase):
+        """PyTorch's base of distributed tests, on CPU tensors and gloo."""
+
+        device_type = "cpu"
+
+        @property
+        def world_size(self) -> int:
+            """Ranks."""
+            return world_size()
+
+        @property
+        def backend(self) -> str:
+            """Of the process group."""
+            return "gloo"
+
+        def destroy_pg(self, device_id: int | None = None) -> None:
+            """Ends the process group."""
+            dist.barrier()
+            dist.destroy_process_group()
+
+    return NPUDTensorTestBase
+
+
+def _wide(value: Any) -> Any:
+    return value.detach().double().numpy() if isinstance(value, torch.Tensor) else value

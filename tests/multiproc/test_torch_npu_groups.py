@@ -1,0 +1,40 @@
+"""The stand-in for torch_npu in groups: the contract's ops run by its functions, which callers may replace."""
+
+from __future__ import annotations
+
+import pytest
+from contract_cases import Call, kept, upper
+
+
+@pytest.mark.parametrize("split", ["contiguous", "head_tail", "striped"])
+@pytest.mark.parametrize("mode", [None, 2, 3])
+@pytest.mark.parametrize("world", [2, 3])
+def test_groups_run_the_modules_functions(pool, world, mode, split):
+    arguments = {} if mode is None else {"atten_mask": upper(), "sparse_mode": mode}
+    keep = None if mode is None else kept(mode, 9, 13)[None]
+    call = Call(keep=keep, v_dim=8, arguments=arguments)
+    answers = pool.run(
+        "npu_jobs:errors", world, call=call, split=(split,), kv_split=(split,), exchange="all_to_all", full_mask=False
+    )
+    for found, calls in answers:
+        found.pop("seed")
+        assert max(found.values()) <= 5e-5, found
+        assert calls["npu_fusion_attention_v3"] > 0
+    assert sum(calls["npu_ring_attention_update"] for _, calls in answers) > 0
+
+
+def test_what_steps_cannot_do_is_exact_too(pool):
+    call = Call(keep=kept(3, 9, 13)[None], arguments={"atten_mask": upper(), "sparse_mode": 3, "keep_prob": 0.6})
+    answers = pool.run(
+        "npu_jobs:errors", 2, call=call, split=("head_tail",), kv_split=("head_tail",), exchange="p2p", full_mask=False
+    )
+    for found, calls in answers:
+        found.pop("seed")
+        assert max(found.values()) <= 5e-5, found
+        assert calls["npu_ring_attention_update"] == 0
+
+
+def test_hccl_is_gloo(pool):
+    for total, error in pool.run("npu_jobs:hccl", 4):
+        assert total == 4
+        assert error <= 1e-5
