@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import contract_jobs
+import sdpa_jobs
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from ringspan.compat import torch_npu as compat
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor.debug import CommDebugMode
+from torch.distributed.tensor.experimental import context_parallel
+from torch.distributed.tensor.experimental._context_parallel import set_rotate_method
 from user_jobs import place_of
 
 import ringspan as rs
@@ -48,4 +54,44 @@ def hccl(group: dist.ProcessGroup) -> list[float]:
         dist.destroy_process_group(made)
         return [float(total), float((out - right).abs().max())]
     finally:
+        compat.uninstall()
+
+
+def step(group: dist.ProcessGroup, setting: sdpa_jobs.Setting) -> tuple[dict, int]:
+    """`sdpa_jobs.step` where PyTorch's own context parallelism switches us on, and the calls of the ring update."""
+    compat.install()
+    try:
+        import torch_npu
+
+        calls = {"npu_ring_attention_update": 0}
+        torch_npu.npu_ring_attention_update = _counting(
+            calls, "npu_ring_attention_update", torch_npu.npu_ring_attention_update
+        )
+        return sdpa_jobs.step(group, setting, enable=False), calls["npu_ring_attention_update"]
+    finally:
+        compat.uninstall()
+
+
+def counted_collectives(group: dist.ProcessGroup) -> list[dict[str, int]]:
+    """What CommDebugMode counts inside PyTorch's context: forward only, and with backward."""
+    compat.install()
+    try:
+        world = group.size()
+        mesh = DeviceMesh.from_group(group, "cpu")
+        set_rotate_method("alltoall")
+        found = []
+        for backward in (False, True):
+            tensors = [torch.randn(2, 4, 16 * world, 8) for _ in range(3)]
+            with context_parallel(mesh, buffers=tensors, buffer_seq_dims=[2, 2, 2]):
+                leaves = [x.requires_grad_(backward) for x in tensors]
+                with CommDebugMode() as mode:
+                    out = F.scaled_dot_product_attention(*leaves, is_causal=True)
+                    if backward:
+                        out.sum().backward()
+                for x in tensors:
+                    x.requires_grad_(False)
+            found.append({str(op): count for op, count in mode.get_comm_counts().items() if count})
+        return found
+    finally:
+        set_rotate_method("allgather")
         compat.uninstall()

@@ -91,9 +91,10 @@ def reference(setting: Setting, tensors: list[Tensor], mask: Tensor | None) -> l
     return [out.detach(), *torch.autograd.grad(out.sum(), (q, k, v))]
 
 
-def step(group: dist.ProcessGroup, setting: Setting) -> dict[str, Any]:
+def step(group: dist.ProcessGroup, setting: Setting, enable: bool = True) -> dict[str, Any]:
     """Largest errors of out and gradients, absolute and relative, after PyTorch's own unshard."""
-    rs.enable_cp_dtensor_dispatcher()
+    if enable:
+        rs.enable_cp_dtensor_dispatcher()
     before = pytorch._cp_options.enable_load_balance, pytorch._cp_options.rotate_method
     pytorch._cp_options.enable_load_balance = setting.load_balance
     pytorch.set_rotate_method(setting.rotate)
@@ -103,7 +104,8 @@ def step(group: dist.ProcessGroup, setting: Setting) -> dict[str, Any]:
         found = run(mesh_for(group, (group.size(),)), setting, [x.clone() for x in tensors], mask)
     finally:
         pytorch._cp_options.enable_load_balance, pytorch._cp_options.rotate_method = before
-        rs.disable_cp_dtensor_dispatcher()
+        if enable:
+            rs.disable_cp_dtensor_dispatcher()
     expected = reference(setting, tensors, mask)
     answers: dict[str, Any] = {
         name: _distance(x.double(), wanted)

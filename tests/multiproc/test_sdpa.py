@@ -9,12 +9,17 @@ import pytest
 from sdpa_jobs import Setting
 
 
+def judge(setting: Setting, answer: dict) -> None:
+    """The requirement's tolerances."""
+    assert answer.pop("ulp", 0) <= 1, setting
+    limits = {name: excess[1 if setting.dtype == "bfloat16" else 0] for name, excess in answer.items()}
+    assert len(limits) == (1 if setting.forward_only else 4)
+    assert max(limits.values()) <= 0, (setting, answer)
+
+
 def check(pool, world: int, setting: Setting) -> None:
     for answer in pool.run("sdpa_jobs:step", world, setting=setting):
-        assert answer.pop("ulp", 0) <= 1, setting
-        limits = {name: excess[1 if setting.dtype == "bfloat16" else 0] for name, excess in answer.items()}
-        assert len(limits) == (1 if setting.forward_only else 4)
-        assert max(limits.values()) <= 0, (setting, answer)
+        judge(setting, answer)
 
 
 MATRIX = [

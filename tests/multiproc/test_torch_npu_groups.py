@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from contract_cases import Call, kept, upper
+from test_sdpa import MATRIX, WHOLE_MATRIX, judge
 
 
 @pytest.mark.parametrize("split", ["contiguous", "head_tail", "striped"])
@@ -38,3 +39,21 @@ def test_hccl_is_gloo(pool):
     for total, error in pool.run("npu_jobs:hccl", 4):
         assert total == 4
         assert error <= 1e-5
+
+
+@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_requirement_matrix(pool, compiled, world):
+    settings = [setting for setting in MATRIX if setting.compiled == compiled]
+    for setting in settings if WHOLE_MATRIX else settings[world // 2 :: 18 if compiled else 7]:
+        answers = pool.run("npu_jobs:step", world, setting=setting)
+        for answer, _ in answers:
+            judge(setting, answer)
+        assert sum(updates for _, updates in answers) > 0, setting
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_collectives_are_those_of_the_requirement(pool, world):
+    for forward, both in pool.run("npu_jobs:counted_collectives", world):
+        assert forward == {"c10d_functional.all_to_all_single": world - 1}
+        assert both == {"c10d_functional.all_to_all_single": 3 * world - 2}

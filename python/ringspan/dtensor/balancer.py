@@ -59,6 +59,10 @@ class BalancerWatch:
             return enabled, "auto"
         return self._make_map, _EXCHANGES[self._module._cp_options.rotate_method.name]
 
+    def forget(self) -> None:
+        """What was sharded up to now counts no more."""
+        self._make_map = None
+
     def remove(self) -> None:
         """PyTorch's functions as they were."""
         self._module._context_parallel_buffers, self._module._disable_cp_dtensor_dispatcher = self._before
@@ -78,7 +82,7 @@ class BalancerWatch:
         return shards
 
     def _disable(self) -> None:
-        self._make_map = None
+        self.forget()
         self._before[1]()
 
 

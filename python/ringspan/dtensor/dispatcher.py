@@ -19,29 +19,53 @@ from ringspan.dtensor.split import ENABLED, Split
 from ringspan.shard_map import ShardMap
 
 
-class _Hooks:
-    """What is in place while anything is enabled."""
+class ContextParallelWatch:
+    """Meets SDPA, and learns which load balancers PyTorch uses, from its creation until `remove()`.
+
+    Enabling includes it. Who lets PyTorch's context parallelism enable ringspan needs it before: buffers are sharded
+    and SDPA is replaced first there.
+    """
 
     def __init__(self) -> None:
+        _WATCHES.append(self)
+        if len(_WATCHES) == 1:
+            ENABLED.watch = BalancerWatch()
+        self._sdpa = SdpaHook()
+
+    def remove(self) -> None:
+        """The last one restores all."""
+        self._sdpa.remove()
+        _WATCHES.remove(self)
+        if not _WATCHES and ENABLED.watch is not None:
+            watch, ENABLED.watch = ENABLED.watch, None
+            watch.remove()
+
+
+_WATCHES: list[ContextParallelWatch] = []
+
+
+class _Opened:
+    """What is open while anything is enabled."""
+
+    def __init__(self) -> None:
+        self.watch = ContextParallelWatch()
         self.allowed = private.allows_implicit_replication()
         private.allow_implicit_replication(True)
         rules = private.context_parallel_rules()
         self.registered_rules = not rules._cp_strategy_contexts
         rules.register_cp_sharding_rules()
-        ENABLED.watch = self.watch = BalancerWatch()
-        self.sdpa = SdpaHook()
 
-    def remove(self) -> None:
+    def close(self) -> None:
         """Everything as it was before."""
-        self.sdpa.remove()
-        ENABLED.watch = None
-        self.watch.remove()
         if self.registered_rules:
             private.context_parallel_rules().unregister_cp_sharding_rules()
         private.allow_implicit_replication(self.allowed)
+        if ENABLED.watch is not None:
+            ENABLED.watch.forget()
+        self.watch.remove()
 
 
-_HOOKS: list[_Hooks] = []  # one while anything is enabled
+_OPENED: list[_Opened] = []  # one while anything is enabled
 
 
 def enable_cp_dtensor_dispatcher(*, shard_map: Callable[[int, int], ShardMap] = ShardMap.contiguous) -> None:
@@ -64,7 +88,7 @@ def enable_cp_dtensor_dispatcher(*, shard_map: Callable[[int, int], ShardMap] = 
             f"shard_map is {shard_map!r}; give a function of (seq_len, world_size), such as ringspan.ShardMap.head_tail"
         )
     if not ENABLED.splits:
-        _HOOKS.append(_Hooks())
+        _OPENED.append(_Opened())
     ENABLED.splits.append(Split(shard_map))
 
 
@@ -74,4 +98,4 @@ def disable_cp_dtensor_dispatcher() -> None:
         raise RuntimeError("disable_cp_dtensor_dispatcher() without a matching enable_cp_dtensor_dispatcher()")
     ENABLED.splits.pop()
     if not ENABLED.splits:
-        _HOOKS.pop().remove()
+        _OPENED.pop().close()

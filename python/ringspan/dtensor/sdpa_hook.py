@@ -22,7 +22,7 @@ from torch.distributed.tensor import DTensor
 
 from ringspan.attention import attention
 from ringspan.dtensor import private
-from ringspan.dtensor.split import check_traceable, split_in_effect
+from ringspan.dtensor.split import ENABLED, check_traceable, split_in_effect
 from ringspan.masks import causal, full
 
 _aten_sdpa = torch.ops.aten.scaled_dot_product_attention.default
@@ -131,7 +131,7 @@ def _rule(cls: type, func: Any, types: tuple[type, ...], args: tuple = (), kwarg
 
 def _is_ours(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None) -> bool:
     if any(isinstance(tensor, DTensor) for tensor in (query, key, value, attn_mask)):
-        return len(_USERS) > len(_PLAIN)
+        return bool(ENABLED.splits)
     plain = (query, key, value) if attn_mask is None else (query, key, value, attn_mask)
     return (
         bool(_PLAIN)

@@ -30,6 +30,14 @@ class Watch(Protocol):
         """The map and the exchange in effect."""
         ...
 
+    def forget(self) -> None:
+        """What was seen up to now counts no more."""
+        ...
+
+    def remove(self) -> None:
+        """Ends watching."""
+        ...
+
 
 class _Enabled:
     """What `enable_cp_dtensor_dispatcher` has enabled, innermost last."""

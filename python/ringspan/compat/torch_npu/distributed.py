@@ -71,6 +71,9 @@ def install_switches(stack: ExitStack) -> None:
     """PyTorch's own context parallelism switches our dispatcher on and off."""
     from torch.distributed.tensor.experimental._context_parallel import _attention
 
+    from ringspan.dtensor.dispatcher import ContextParallelWatch
+
+    stack.callback(ContextParallelWatch().remove)
     set_attribute(stack, _attention, "_enable_cp_dtensor_dispatcher", npu_enable_cp_dtensor_dispatcher)
     set_attribute(stack, _attention, "_disable_cp_dtensor_dispatcher", npu_disable_cp_dtensor_dispatcher)
 
