@@ -112,19 +112,18 @@ class Pair:
         return _worst(found, right)
 
 
-def lengths(
-    group: dist.ProcessGroup | None,
-    backend: str,
-    dynamic: bool | None,
-    checkpoint: bool = False,
-    compile_optimizer: bool = False,
-) -> dict[str, float | list[int]]:
+def checkpointed_block(group: dist.ProcessGroup) -> dict[str, float | list[int]]:
     """`steps_of` a whole block."""
     _, world = place_of(group)
-    pair = Pair(lambda: TrainedModule(group, world, checkpoint), group)
-    if compile_optimizer:
-        pair.optimizers[0].step = torch.compile(pair.optimizers[0].step, backend=backend)
-    return steps_of(pair, backend, dynamic)
+    return steps_of(Pair(lambda: TrainedModule(group, world, checkpoint=True), group), "aot_eager", None)
+
+
+def with_optimizer(group: dist.ProcessGroup) -> dict[str, float | list[int]]:
+    """`steps_of` a small module, sizes dynamic from the start, whose optimizer is compiled as well."""
+    _, world = place_of(group)
+    pair = Pair(lambda: SmallModule(group, world), group)
+    pair.optimizers[0].step = torch.compile(pair.optimizers[0].step, backend="aot_eager")
+    return steps_of(pair, "aot_eager", True)
 
 
 def steps_of(pair: Pair, backend: str, dynamic: bool | None) -> dict[str, float | list[int]]:

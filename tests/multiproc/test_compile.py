@@ -43,18 +43,16 @@ def test_every_mask_and_map_traces(pool):
 
 
 @pytest.mark.slow
-def test_training_step_on_two_ranks(pool):
-    """Forward, loss and backward in one graph without a break, the optimizer in another."""
-    arguments = {"backend": "aot_eager", "dynamic": None, "compile_optimizer": True}
-    for found in pool.run("compiled_training_jobs:lengths", 2, watchdog_s=170, **arguments):
+def test_training_step_with_checkpoint_on_two_ranks(pool):
+    """Forward, loss and backward of a whole block without a break."""
+    for found in pool.run("compiled_training_jobs:checkpointed_block", 2, watchdog_s=170):
         assert found["distance"] <= 1e-12
         assert found["compilations"] == [1, 2, 2]
 
 
 @pytest.mark.slow
-def test_training_step_with_checkpoint_on_four_ranks(pool):
-    arguments = {"backend": "aot_eager", "dynamic": True, "checkpoint": True}
-    for found in pool.run("compiled_training_jobs:lengths", 4, watchdog_s=170, **arguments):
+def test_training_step_with_optimizer_on_four_ranks(pool):
+    for found in pool.run("compiled_training_jobs:with_optimizer", 4, watchdog_s=170):
         assert found["distance"] <= 1e-12
         # See test_aot_eager_dynamic_from_the_start.
         assert found["compilations"] in ([1, 1, 1], [2, 2, 2])
