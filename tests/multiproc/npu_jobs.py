@@ -11,6 +11,7 @@ from ringspan.compat import torch_npu as compat
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.distributed.tensor.experimental import context_parallel
+from torch.distributed.tensor.experimental._context_parallel import _attention as pytorch
 from torch.distributed.tensor.experimental._context_parallel import set_rotate_method
 from user_jobs import place_of
 
@@ -95,3 +96,48 @@ def counted_collectives(group: dist.ProcessGroup) -> list[dict[str, int]]:
     finally:
         set_rotate_method("allgather")
         compat.uninstall()
+
+
+def utilities(group: dist.ProcessGroup) -> list[str]:
+    """The sharding utilities by torch_npu's names: which are wrong."""
+    rank, world = place_of(group)
+    wrong = []
+    compat.install()
+    try:
+        from torch_npu.distributed.tensor.experimental._context_parallel import (
+            _CausalBehavior,
+            _context_parallel_shard,
+            _cp_options,
+            _HeadTailLoadBalancer,
+            _is_causal_behavior,
+            _PerDocumentHeadTailLoadBalancer,
+            context_parallel_unshard,
+        )
+
+        mesh, length = DeviceMesh.from_group(group, "cpu"), 8 * world
+        whole = torch.arange(2 * length).view(2, length)
+        documents = [[length // 2, length // 2], [length // 4, length // 4, length // 2]]
+        head_tail = _HeadTailLoadBalancer(length, world, "cpu")
+        for balancer in (None, head_tail, _PerDocumentHeadTailLoadBalancer(documents, world, "cpu")):
+            (part,) = _context_parallel_shard(mesh, [whole.clone()], [1], load_balancer=balancer)
+            (back,) = context_parallel_unshard(mesh, [part], [1], load_balancer=balancer)
+            if balancer is not None and not torch.equal(back, whole):
+                wrong.append(f"round trip of {type(balancer).__name__}")
+            if balancer is head_tail and not torch.equal(part[0], rs.ShardMap.head_tail(length, world).positions(rank)):
+                wrong.append("head-tail positions")
+        for balanced in (False, True):
+            _cp_options.enable_load_balance = balanced
+            for step in range(world):
+                later = step > rank
+                wanted = _CausalBehavior.IS_CAUSAL if step == 0 else (
+                    _CausalBehavior.SKIP if later and not balanced else _CausalBehavior.NOT_IS_CAUSAL
+                )  # fmt: skip
+                if _is_causal_behavior(rank, world, step, True) is not wanted:
+                    wrong.append(f"step {step} of rank {rank}, balanced {balanced}")
+                if _is_causal_behavior(rank, world, step, False) is not _CausalBehavior.NOT_IS_CAUSAL:
+                    wrong.append(f"full, step {step} of rank {rank}")
+    finally:
+        _cp_options.enable_load_balance = True
+        pytorch._dispatch_mode = pytorch._DispatchMode.MONKEY_PATCH
+        compat.uninstall()
+    return wrong

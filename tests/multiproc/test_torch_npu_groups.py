@@ -57,3 +57,8 @@ def test_collectives_are_those_of_the_requirement(pool, world):
     for forward, both in pool.run("npu_jobs:counted_collectives", world):
         assert forward == {"c10d_functional.all_to_all_single": world - 1}
         assert both == {"c10d_functional.all_to_all_single": 3 * world - 2}
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_sharding_utilities(pool, world):
+    assert pool.run("npu_jobs:utilities", world) == [[]] * world
