@@ -1,4 +1,4 @@
-"""Private names of PyTorch that this package uses; docs/dtensor.md lists those that it finds in PyTorch's own modules, too.
+"""Private names of PyTorch that this package uses; docs/dtensor.md lists also those it finds in PyTorch's own modules.
 
 Tested on 2.13.0; 2.12.1 and 2.14.1 have them all.
 """
