@@ -233,7 +233,7 @@ void forward_op(const c10::OperatorHandle& op, Stack* stack) {
   for (size_t i = 0; i < 4; ++i) stack->emplace_back(results[i]);
   if (op.schema().returns().size() == 6) {
     stack->emplace_back(results[4]);
-    // It counts calls of one seed. Where each call draws a seed, it is 0 and, like the seed, a DTensor where inputs are.
+    // It counts calls of one seed: 0 where each call draws its own, and then a DTensor where the inputs are.
     stack->emplace_back(named.has("dropout_offset") ? *a.offset : at::zeros_like(results[4]));
     return;
   }

@@ -114,8 +114,15 @@ def test_collectives_are_those_of_the_ring(pool, world):
                 assert counted == {"c10d_functional.all_to_all_single": wanted}, (name, counted)
 
 
-@pytest.mark.parametrize(("backend", "world"), [("aot_eager", 2), ("aot_eager", 4), ("inductor", 2)])
-@pytest.mark.parametrize("split", ["contiguous", "head_tail"])
+@pytest.mark.parametrize(
+    ("backend", "world", "split"),
+    [
+        ("aot_eager", 2, "contiguous"),
+        ("aot_eager", 4, "head_tail"),
+        ("inductor", 2, "contiguous"),
+        ("inductor", 2, "head_tail"),
+    ],
+)
 def test_a26_compiles_on_dtensors(pool, backend, world, split):
     for answer in pool.run("dtensor_jobs:compiled", world, backend=backend, dynamic=None, split=split, watchdog_s=240):
         for name, found in answer.items():
