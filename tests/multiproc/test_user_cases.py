@@ -53,9 +53,10 @@ def test_a04_a_rank_of_padding_only(pool, world):
     assert np.abs(whole.out[:, :, :4] - expected.out).max() < 1e-14
 
 
+@pytest.mark.parametrize("rows", [4, 40])  # few rows and many take different kernels
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a05_merge_of_far_apart_scores(pool, dtype):
-    for answer in pool.run("user_jobs:far_apart_scores", 2, dtype=dtype):
+def test_a05_merge_of_far_apart_scores(pool, dtype, rows):
+    for answer in pool.run("user_jobs:far_apart_scores", 2, dtype=dtype, rows=rows):
         assert answer["out"] <= (1e-6 if dtype == "float32" else 2.0**-8)
         assert answer["lse"] <= 1e-6
         assert answer["one_side_empty"] <= (1e-6 if dtype == "float32" else 2.0**-8)

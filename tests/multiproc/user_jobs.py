@@ -88,20 +88,21 @@ def short_documents(group: dist.ProcessGroup, dtype: str) -> list[bool]:
     return found
 
 
-def far_apart_scores(group: dist.ProcessGroup, dtype: str) -> dict[str, float]:
-    """Scores 0 on one shard and +-120 on the other, in both orders, and one side masked."""
+def far_apart_scores(group: dist.ProcessGroup, dtype: str, rows: int) -> dict[str, float]:
+    """Scores 0 on one shard of `rows` and +-120 on the other, in both orders, and one side masked."""
     rank, world = place_of(group)
-    values = np.random.default_rng(5).standard_normal((8, 1, 16))
+    values = np.random.default_rng(5).standard_normal((2 * rows, 1, 16))
     worst = {"out": 0.0, "lse": 0.0, "one_side_empty": 0.0, "finite_gradients": True}
-    smap = rs.ShardMap.contiguous(8, world)
+    smap = rs.ShardMap.contiguous(2 * rows, world)
+    halves = [slice(0, rows), slice(rows, 2 * rows)]
     v = torch.from_numpy(values).permute(1, 0, 2)[None].to(getattr(torch, dtype))
     for height in (30.0, -30.0):
         for high in (0, 1):
             k = torch.zeros_like(v)
-            k[:, :, 4 * high : 4 * high + 4] = height
+            k[:, :, halves[high]] = height
             winner = high if height > 0 else 1 - high
-            lse = (120 if height > 0 else 0) + math.log(4)
-            mean = [v[:, :, 4 * half : 4 * half + 4].double().mean(2, keepdim=True) for half in (0, 1)]
+            lse = (120 if height > 0 else 0) + math.log(rows)
+            mean = [v[:, :, half].double().mean(2, keepdim=True) for half in halves]
             local = [smap.shard(x, rank, 2).requires_grad_() for x in (torch.ones_like(v), k, v)]
             out, stats = rs.attention(*local, shard_map=smap, group=group, return_stats=True)
             worst["out"] = max(worst["out"], float((out.double() - mean[winner]).abs().max()))
@@ -109,7 +110,7 @@ def far_apart_scores(group: dist.ProcessGroup, dtype: str) -> dict[str, float]:
             grads = torch.autograd.grad(out.sum(), local)
             worst["finite_gradients"] &= all(bool(torch.isfinite(grad).all()) for grad in grads)
             for half in (0, 1):
-                only = rs.bands([(0, 8, 4 * half, 4 * half + 4, None, None)])
+                only = rs.bands([(0, 2 * rows, rows * half, rows * (half + 1), None, None)])
                 out = rs.attention(*local, mask=only, shard_map=smap, group=group)
                 worst["one_side_empty"] = max(worst["one_side_empty"], float((out.double() - mean[half]).abs().max()))
             nothing = rs.attention(*local, mask=rs.bands([]), shard_map=smap, group=group)
@@ -130,21 +131,27 @@ def rms_of_pytorch(group: dist.ProcessGroup, case: Case) -> dict[str, float]:
 
 
 def remote_key_matters(group: dist.ProcessGroup, exchange: str) -> bool:
-    """Gradients of this rank change when only another rank's keys do."""
+    """dq changes when only another rank's keys do, along an axis that no query has: out and lse keep their bits.
+
+    Keys that forward sees would not do: they reach a backward that forgets them through out and lse.
+    """
     rank, world = place_of(group)
     q, k, v, dout = (torch.from_numpy(x).float() for x in oracle.draw(7, 16, 2, 2, 8))
+    q[..., 0] = 0
     smap = rs.ShardMap.contiguous(16, world)
     changed = True
     for other in range(world):
         moved = k.clone()
         held = smap.positions(other)
-        moved[:, :, held] += 0.5 * torch.randn(1, 2, len(held), 8, generator=torch.Generator().manual_seed(1))
+        moved[:, :, held, 0] += 0.5 * torch.randn(1, 2, len(held), generator=torch.Generator().manual_seed(1))
         found = []
         for keys in (k, moved):
             local = [smap.shard(x, rank, 2).requires_grad_() for x in (q, keys, v)]
-            out = rs.attention(*local, shard_map=smap, group=group, exchange=exchange)
-            found.append(torch.autograd.grad(out, local, smap.shard(dout, rank, 2)))
-        changed &= all(not torch.equal(before, after) for before, after in zip(*found, strict=True))
+            out, stats = rs.attention(*local, shard_map=smap, group=group, exchange=exchange, return_stats=True)
+            (dq,) = torch.autograd.grad(out, local[:1], smap.shard(dout, rank, 2))
+            found.append([out, stats.lse, dq])
+        same = [torch.equal(before, after) for before, after in zip(*found, strict=True)]
+        changed &= same == [True, True, False]
     return changed
 
 
