@@ -107,14 +107,14 @@ def peaks(pool, world, **arguments):
 
 @pytest.mark.parametrize("exchange", ["all_to_all", "p2p"])
 def test_a24_buffers_do_not_grow_with_ranks(profiled_pool, exchange):
-    """Forward: two K/V buffers and the output. Backward: two K/V, dK/dV as two buffers, one in flight and the result,
-    and dq. The same on 2 and 4 ranks."""
+    """Forward: two K/V buffers and the output. Backward: two K/V, dK/dV as two buffers and the result, and dq. The same
+    on 2 and 4 ranks."""
     slack = 256 * 1024
     for world in (2, 4):
         peak, kv, out = peaks(profiled_pool, world, exchange=exchange, rows=1024, backward=False)
         assert 0 < peak <= 2 * kv + out + slack, f"forward {peak} on {world} ranks, K and V are {kv}"
         peak, kv, out = peaks(profiled_pool, world, exchange=exchange, rows=1024, backward=True)
-        assert 0 < peak <= 2 * kv + 4 * kv + out + slack, f"backward {peak} on {world} ranks, K and V are {kv}"
+        assert 0 < peak <= 2 * kv + 3 * kv + out + slack, f"backward {peak} on {world} ranks, K and V are {kv}"
 
 
 @pytest.mark.parametrize("exchange", EXCHANGES)
