@@ -26,8 +26,7 @@ struct Group {
 };
 
 // Error where no group has this name, or it has no backend for tensors of this device (none given: of any, the CPU
-// first). "" is the group of this process
-// alone.
+// first). "" is the group of this process alone.
 Group find_group(const std::string& name, std::optional<at::DeviceType> device = std::nullopt);
 
 // One of `count` equal parts of something that is spread over groups, such as the batch: `index` is this process's.

@@ -14,7 +14,7 @@ from ringspan.pairs import PairChoices
 from ringspan.stats import Stats
 from ringspan.support import DEVICES, DTYPES, check_offered, check_on_device
 
-_DTYPES = tuple(getattr(torch, name) for name in DTYPES)
+OFFERED_DTYPES = tuple(getattr(torch, name) for name in DTYPES)
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ def check_tensors(query: Tensor, key: Tensor, value: Tensor) -> None:
     for name, tensor in named:
         if not isinstance(tensor, Tensor):
             raise ValueError(f"{name} is of {type(tensor).__name__}; give a tensor")
-        if tensor.dtype not in _DTYPES:
+        if tensor.dtype not in OFFERED_DTYPES:
             raise ValueError(f"{name} is of {tensor.dtype}; give one of {', '.join(DTYPES)}")
         if tensor.device != query.device:
             raise ValueError(f"{name} lies on {tensor.device}, query on {query.device}; put them on one device")

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ringspan.group import Group, name_and_world, tell_peers
+from ringspan.group import Group, group_of, name_and_world, rank_in, tell_peers
 
 if TYPE_CHECKING:
     from ringspan.shard_map import ShardMap
@@ -23,7 +23,7 @@ def gather_rows(smap: ShardMap, x: Tensor, group: Group, dim: int, grad: str | N
         raise NotImplementedError("unshard is not offered inside compiled code; call it outside torch.compile")
     group_name, world = name_and_world(group)
     try:
-        rank = dist.get_rank(_resolve(group_name)) if group_name else 0
+        rank = rank_in(group)
         if world != smap.world_size:
             raise ValueError(f"the group has {world} ranks, but the map splits over {smap.world_size}; give its group")
         smap._check_rows(x, dim, smap.local_rows(rank), f"rank {rank}")
@@ -82,7 +82,7 @@ class _Unshard(torch.autograd.Function):
             _pad_rows(smap.shard(grad, rank, dim, call.batch_dim), dim, call.slot) for rank in range(smap.world_size)
         ]
         packed = torch.stack(slots)
-        dist.all_reduce(packed, group=_resolve(call.group_name))
+        dist.all_reduce(packed, group=group_of(call.group_name))
         return packed[call.rank].narrow(dim, 0, smap.local_rows(call.rank)), None
 
 
@@ -92,7 +92,7 @@ def _all_gather_slots(x: Tensor, call: _Call) -> Tensor:
     if not call.group_name:
         return padded
     slots = [torch.empty_like(padded) for _ in range(call.smap.world_size)]
-    dist.all_gather(slots, padded, group=_resolve(call.group_name))
+    dist.all_gather(slots, padded, group=group_of(call.group_name))
     return torch.cat(slots, call.dim)
 
 
@@ -139,7 +139,3 @@ def _pad_rows(x: Tensor, dim: int, rows: int) -> Tensor:
 def _signature(smap: ShardMap, x: Tensor, dim: int, batch_dim: int, grad: str | None) -> str:
     shape = ["rows" if k == dim else size for k, size in enumerate(x.shape)]
     return f"unshard {shape} {x.dtype} batch_dim {batch_dim} grad {grad} {smap}"
-
-
-def _resolve(group_name: str) -> dist.ProcessGroup:
-    return dist.distributed_c10d._resolve_process_group(group_name)

@@ -36,6 +36,11 @@ def rank_in(group: Group) -> int:
     return dist.get_rank(group.get_group() if isinstance(group, DeviceMesh) else group)
 
 
+def group_of(group_name: str) -> ProcessGroup:
+    """The group of a name that `name_and_world` gave; not of ""."""
+    return dist.distributed_c10d._resolve_process_group(group_name)
+
+
 def tell_peers(group_name: str, error: Exception) -> None:
     """Publishes why this rank makes no call, so that its peers raise too. Traced code publishes nothing."""
     if group_name and not torch.compiler.is_compiling():

@@ -6,8 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ringspan.gather import _resolve
-from ringspan.group import Group, name_and_world, tell_peers
+from ringspan.group import Group, group_of, name_and_world, tell_peers
 
 
 def masked_mean_loss(
@@ -70,7 +69,7 @@ def _sum_totals(totals: Tensor, group_name: str, call: str) -> Tensor:
     summed = totals.clone()
     if group_name:
         torch.ops.ringspan._agree(group_name, call)
-        dist.all_reduce(summed, group=_resolve(group_name))
+        dist.all_reduce(summed, group=group_of(group_name))
     return summed
 
 

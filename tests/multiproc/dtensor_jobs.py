@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import cases
 import numpy as np
 import oracle
 import torch
@@ -20,7 +21,6 @@ from torch.distributed.tensor.debug import CommDebugMode
 import ringspan as rs
 
 OPS = torch.ops.ringspan
-AXES = {"BNSD": "BNSD", "BSND": "BSND", "BSH": "BSH", "SBH": "SBH", "TND": "TND"}
 MAPS = {"contiguous": rs.ShardMap.contiguous, "head_tail": rs.ShardMap.head_tail, "striped": rs.ShardMap.striped}
 
 
@@ -58,28 +58,12 @@ def mesh_for(group: dist.ProcessGroup, shape: tuple[int, ...]) -> DeviceMesh:
 
 def to_layout(x: np.ndarray, layout: str, dtype: str) -> torch.Tensor:
     """[B, N, S, D] in a layout."""
-    given = torch.from_numpy(x).to(getattr(torch, dtype))
-    if layout == "BNSD":
-        return given
-    if layout == "TND":
-        return given[0].transpose(0, 1).contiguous()
-    rows = given.transpose(1, 2).contiguous()
-    if layout == "BSND":
-        return rows
-    flat = rows.flatten(2)
-    return flat if layout == "BSH" else flat.transpose(0, 1).contiguous()
+    return cases.to_layout(torch.from_numpy(x).to(getattr(torch, dtype)), layout)
 
 
 def from_layout(x: torch.Tensor, layout: str, heads: int) -> np.ndarray:
     """The way back, float64."""
-    x = x.detach().double()
-    if layout == "TND":
-        return x.transpose(0, 1)[None].numpy()
-    if layout == "SBH":
-        x = x.transpose(0, 1)
-    if layout in ("BSH", "SBH"):
-        x = x.unflatten(2, (heads, -1))
-    return (x if layout == "BNSD" else x.transpose(1, 2)).numpy()
+    return cases.from_layout(x.detach().double(), layout, heads).numpy()
 
 
 def placements(lying: str, layout: str) -> list:

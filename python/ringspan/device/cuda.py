@@ -44,9 +44,7 @@ class CudaSteps:
             place = call.place
             part_out, lse = _attend(call, place.rows(query), place.columns(key), place.columns(value), scale)
             part = Partial(part_out.float(), lse, torch.ones_like(lse))
-            state = Partial(place.rows(out), place.rows(row_max), place.rows(row_sum))
-            for tensor, values in zip((out, row_max, row_sum), merge(state, part), strict=True):
-                place.put_rows(tensor, values)
+            place.join(part, Partial(out, row_max, row_sum), merge)
 
     def backward(
         self, query: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: Tensor, grad_out: Tensor, tiles: Tensor,
@@ -57,9 +55,7 @@ class CudaSteps:
             place = call.place
             rows = [place.rows(tensor) for tensor in (grad_out, query, out, lse)]
             found = _differentiate(call, rows, place.columns(key), place.columns(value), scale)
-            place.add_rows(dq, found[0])
-            place.columns(dk).add_(found[1])
-            place.columns(dv).add_(found[2])
+            place.add_gradients(found, dq, dk, dv)
 
 
 def calls(tiles: Tensor, query: Tensor, value: Tensor) -> Iterator[CudaCall]:

@@ -35,9 +35,7 @@ class NpuSteps:
             q, k, v = place.rows(query), place.columns(key), place.columns(value)
             found = attend(q, k, v, q.shape[1], "BNSD", scale=scale, **_arguments(mode))
             part = Partial(found[0].float(), found[1][..., 0], found[2][..., 0])
-            state = Partial(place.rows(out), place.rows(row_max), place.rows(row_sum))
-            for tensor, values in zip((out, row_max, row_sum), ring_merge(state, part), strict=True):
-                place.put_rows(tensor, values)
+            place.join(part, Partial(out, row_max, row_sum), ring_merge)
 
     def backward(
         self, query: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: Tensor, grad_out: Tensor, tiles: Tensor,
@@ -53,9 +51,7 @@ class NpuSteps:
                 softmax_max=_in_slots(rows_lse), softmax_sum=_in_slots(torch.ones_like(rows_lse)),
                 softmax_in=q.new_empty(0), attention_in=place.rows(out), scale_value=scale, **_arguments(mode),
             )  # fmt: skip
-            place.add_rows(dq, found[0])
-            place.columns(dk).add_(found[1])
-            place.columns(dv).add_(found[2])
+            place.add_gradients(found, dq, dk, dv)
 
 
 def op(name: str) -> Callable[..., Any]:

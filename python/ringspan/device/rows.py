@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -51,6 +52,18 @@ class Place:
             own.add_(values)
         else:
             own.index_add_(2, self.chosen, values.to(own.dtype))
+
+    def join(self, part: Partial, state: Partial, merge: Callable[[Partial, Partial], Partial]) -> None:
+        """The rows' state becomes merge(state, part), in place."""
+        joined = merge(Partial(*(self.rows(tensor) for tensor in state)), part)
+        for tensor, values in zip(state, joined, strict=True):
+            self.put_rows(tensor, values)
+
+    def add_gradients(self, found: Sequence[Tensor], dq: Tensor, dk: Tensor, dv: Tensor) -> None:
+        """Adds the gradients of this part's queries, keys and values."""
+        self.add_rows(dq, found[0])
+        self.columns(dk).add_(found[1])
+        self.columns(dv).add_(found[2])
 
     def _narrow(self, tensor: Tensor, begin: int, count: int) -> Tensor:
         return tensor.narrow(0, self.tile.batch, self.tile.batches).narrow(2, begin, count)

@@ -7,19 +7,29 @@ from dataclasses import replace
 from torch import Tensor
 
 from ringspan.attend import Request, Shares, attend
-from ringspan.call import Choices, Sizes, check_choices, read_sizes
+from ringspan.call import Choices, Sizes, check_choices
 from ringspan.dtensor.operands import (
     Placed,
-    as_dtensor,
     check_rows,
     common_mesh,
     local_parts,
     map_of,
+    read_operands,
     takes_part,
     wholes,
     wrap,
 )
-from ringspan.dtensor.placements import Role, Roles, axes_of_layout, axes_of_pairs, axes_of_stats, choose_roles
+from ringspan.dtensor.placements import (
+    SINK_AXES,
+    Role,
+    Roles,
+    axes_of_layout,
+    axes_of_pairs,
+    axes_of_slopes,
+    axes_of_stats,
+    out_shape,
+    stats_shape,
+)
 from ringspan.dtensor.split import Split, split_in_effect
 from ringspan.group import Group
 from ringspan.pairs import Alibi, PairChoices
@@ -39,12 +49,10 @@ def attend_on_dtensors(request: Request, group: Group) -> Tensor | tuple[Tensor,
         "sink": request.sink, "attn_mask": pairs.attn_mask, "bias": bias,
     }  # fmt: skip
     mesh = common_mesh(named)
-    q, k, v = (as_dtensor(name, named[name], mesh) for name in ("query", "key", "value"))
-    sizes = read_sizes(q.shape, k.shape, v.shape, choices.layout, choices.num_heads)
-    roles = choose_roles(mesh, [t.placements for t in (q, k, v)], sizes, choices.layout)
+    (q, k, v), sizes, roles = read_operands(named, mesh, choices.layout, choices.num_heads)
     split = split_in_effect()
     axes = axes_of_layout(choices.layout)
-    placed = [("query", q, axes), ("key", k, axes), ("value", v, axes), ("sink", request.sink, {Role.HEADS: 0})]
+    placed = [("query", q, axes), ("key", k, axes), ("value", v, axes), ("sink", request.sink, SINK_AXES)]
     parts = local_parts(placed + _placed_pairs(pairs), roles)
     local = Request(
         parts["query"],
@@ -98,8 +106,7 @@ def _placed_pairs(pairs: PairChoices) -> list[Placed]:
     bias, mask = pairs.bias, pairs.attn_mask
     found: list[Placed] = [] if mask is None else [("attn_mask", mask, axes_of_pairs(mask.shape))]
     if isinstance(bias, Alibi):
-        axes = {Role.HEADS: bias.slopes.dim() - 1} | ({Role.BATCH: 0} if bias.slopes.dim() == 2 else {})
-        found.append(("bias", bias.slopes, axes))
+        found.append(("bias", bias.slopes, axes_of_slopes(bias.slopes)))
     elif bias is not None:
         found.append(("bias", bias, axes_of_pairs(bias.shape)))
     return found
@@ -118,12 +125,9 @@ def _wrap_result(
     result: Tensor | tuple[Tensor, Stats], query: Tensor, sizes: Sizes, roles: Roles, layout: str
 ) -> Tensor | tuple[Tensor, Stats]:
     out, stats = result if isinstance(result, tuple) else (result, None)
-    shape = list(query.shape)
-    shape[-1] = sizes.v_dim * (sizes.q_heads if layout in ("BSH", "SBH") else 1)
-    parts = [(out, shape, axes_of_layout(layout))]
+    parts = [(out, out_shape(query.shape, sizes, layout), axes_of_layout(layout))]
     if stats is None:
         return wholes(parts, roles)[0]
-    rows = [sizes.q_rows, sizes.q_heads] if layout == "TND" else [sizes.batch, sizes.q_heads, sizes.q_rows]
-    axes = axes_of_stats(layout)
+    rows, axes = stats_shape(sizes, layout), axes_of_stats(layout)
     whole, lse = wholes([*parts, (stats.lse, rows, axes)], roles)
     return whole, Stats(wrap(stats.max, rows, roles, axes), wrap(stats.sum, rows, roles, axes), lse)

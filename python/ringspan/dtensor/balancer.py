@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ringspan.dtensor import private
@@ -102,20 +103,15 @@ def map_of_indices(indices: Tensor, world: int) -> ShardMap:
     """The map of equal parts of a rearranged sequence. indices: int64 [1 or B, seq_len], the position of each row."""
     seq_len = indices.shape[1]
     rows = seq_len // world
-    lists = []
-    for entry in indices.tolist():
-        parts = [entry[rank * rows : (rank + 1) * rows] for rank in range(world)]
-        lists.append([_segments(part) for part in parts])
+    lists = [[_segments(part) for part in entry[: rows * world].view(world, rows)] for entry in indices.cpu()]
     return ShardMap.from_segments(lists, seq_len=seq_len, local_rows=[rows] * world)
 
 
-def _segments(positions: list[int]) -> list[tuple[int, int, int, int]]:
+def _segments(positions: Tensor) -> list[tuple[int, int, int, int]]:
     """Runs of neighbours, as (local row, begin, length, stride)."""
-    found: list[tuple[int, int, int, int]] = []
-    for row, position in enumerate(positions):
-        if found and position == found[-1][1] + found[-1][2]:
-            first, begin, length, _ = found[-1]
-            found[-1] = (first, begin, length + 1, 1)
-        else:
-            found.append((row, position, 1, 1))
-    return found
+    first = torch.ones(len(positions), dtype=torch.bool)
+    first[1:] = positions.diff() != 1
+    begins = first.nonzero()[:, 0]
+    lengths = begins.diff(append=torch.tensor([len(positions)]))
+    runs = zip(begins.tolist(), positions[begins].tolist(), lengths.tolist(), strict=True)
+    return [(row, position, length, 1) for row, position, length in runs]

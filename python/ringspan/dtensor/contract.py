@@ -14,21 +14,24 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate
 
-from ringspan.call import read_sizes
-from ringspan.dtensor.operands import as_dtensor, common_mesh, in_place, map_of, takes_part, wrap, wrap_gradient
+from ringspan.dtensor.operands import common_mesh, in_place, map_of, read_operands, takes_part, wrap, wrap_gradient
 from ringspan.dtensor.placements import (
+    SINK_AXES,
     Role,
     TensorAxes,
     axes_of_layout,
     axes_of_pairs,
+    axes_of_slopes,
     axes_of_stats,
-    choose_roles,
+    out_shape,
+    stats_shape,
 )
 from ringspan.dtensor.private import local_of
 from ringspan.dtensor.split import check_traceable, split_in_effect
 
 _FIRST_COMPRESSED_MODE = 2  # from here on a mask says nothing that a rank could have a part of
 _SLOPES = 2  # pse_type from here on: slopes instead of a bias
+_SLOTS = 8  # equal numbers for each row in the statistics
 _Named = dict[str, Any]
 _TENSORS = ("query", "key", "value", "pse", "atten_mask", "sink", "dy", "softmax_max", "softmax_sum", "attention_in")
 _SMALL = ("seed", "offset", "q_ends", "kv_ends")
@@ -38,13 +41,11 @@ class _Placed:
     """One call on DTensors: the roles of the mesh axes, and the op's arguments on local tensors."""
 
     def __init__(self, named: _Named, is_backward: bool = False) -> None:
-        self.named = named
         self.is_backward = is_backward
         self.mesh = common_mesh({name: named.get(name) for name in _TENSORS})
         self.layout = named["input_layout"].upper()
-        q, k, v = (as_dtensor(name, named[name], self.mesh) for name in ("query", "key", "value"))
-        self.sizes = read_sizes(q.shape, k.shape, v.shape, self.layout, named["head_num"])
-        self.roles = choose_roles(self.mesh, [t.placements for t in (q, k, v)], self.sizes, self.layout)
+        tensors, self.sizes, self.roles = read_operands(named, self.mesh, self.layout, named["head_num"])
+        self.named = named | dict(zip(("query", "key", "value"), tensors, strict=True))
         self.axes = axes_of_layout(self.layout)
         self.given_axes = {name: self._axes_of(name) for name in ("pse", "atten_mask", "sink")}
 
@@ -53,9 +54,9 @@ class _Placed:
         if tensor is None or (name == "atten_mask" and named["sparse_mode"] >= _FIRST_COMPRESSED_MODE):
             return {}
         if name == "sink":
-            return {Role.HEADS: 0}
+            return SINK_AXES
         if name == "pse" and named["pse_type"] >= _SLOPES:
-            return {Role.HEADS: tensor.dim() - 1} | ({Role.BATCH: 0} if tensor.dim() == 2 else {})
+            return axes_of_slopes(tensor)
         return axes_of_pairs(tensor.shape)
 
     def local(self, name: str, axes: TensorAxes) -> Tensor | None:
@@ -89,19 +90,6 @@ class _Placed:
             if local[name] is None and not (split.is_contiguous and rows % world == 0):
                 local[name] = map_of(split.make_map, rows, world).to_tensor()
 
-    def out_shape(self) -> list[int]:
-        """Of the whole output."""
-        shape = list(self.named["query"].shape)
-        sizes = self.sizes
-        shape[-1] = sizes.v_dim if self.layout in ("BNSD", "BSND", "TND") else sizes.q_heads * sizes.v_dim
-        return shape
-
-    def stats_shape(self) -> list[int]:
-        """Of the whole statistics, eight equal numbers for each row."""
-        sizes = self.sizes
-        lead = [sizes.q_rows, sizes.q_heads] if self.layout == "TND" else [sizes.batch, sizes.q_heads, sizes.q_rows]
-        return [*lead, 8]
-
 
 def _whole(value: Any) -> Any:
     """Seeds and lengths come as replicated DTensors or plain."""
@@ -120,10 +108,11 @@ def _forward(named: _Named) -> tuple[Tensor, ...]:
         local, out, seed = named, placed.local("query", placed.axes), empty
         row_max = row_sum = torch.empty(0)
     roles, stats = placed.roles, axes_of_stats(placed.layout)
+    slots = [*stats_shape(placed.sizes, placed.layout), _SLOTS]
     return (
-        wrap(out, placed.out_shape(), roles, placed.axes),
-        wrap(row_max, placed.stats_shape(), roles, stats),
-        wrap(row_sum, placed.stats_shape(), roles, stats),
+        wrap(out, out_shape(named["query"].shape, placed.sizes, placed.layout), roles, placed.axes),
+        wrap(row_max, slots, roles, stats),
+        wrap(row_sum, slots, roles, stats),
         wrap(seed, [1], roles, {}),
         empty if local["q_map"] is None else local["q_map"],
         empty if local["kv_map"] is None else local["kv_map"],

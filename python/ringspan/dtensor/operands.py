@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate
 
-from ringspan.dtensor.placements import Roles, TensorAxes, chunk_rows
+from ringspan.call import Sizes, read_sizes
+from ringspan.dtensor.placements import Roles, TensorAxes, choose_roles, chunk_rows
 from ringspan.dtensor.private import allows_implicit_replication, contiguous_stride, dtensor_of, local_of, spec_of
 from ringspan.shard_map import ShardMap
 
@@ -49,6 +50,15 @@ def as_dtensor(name: str, tensor: Tensor, mesh: DeviceMesh, was_accepted: bool =
             "ringspan.enable_cp_dtensor_dispatcher(), under which plain tensors count as replicated"
         )
     return DTensor.from_local(tensor, mesh, [Replicate()] * mesh.ndim, run_check=False)
+
+
+def read_operands(
+    named: dict[str, Any], mesh: DeviceMesh, layout: str, num_heads: int | None
+) -> tuple[list[DTensor], Sizes, Roles]:
+    """Query, key and value as DTensors, the sizes of the whole call, and what the mesh axes do in it."""
+    tensors = [as_dtensor(name, named[name], mesh) for name in ("query", "key", "value")]
+    sizes = read_sizes(*(tensor.shape for tensor in tensors), layout, num_heads)
+    return tensors, sizes, choose_roles(mesh, [tensor.placements for tensor in tensors], sizes, layout)
 
 
 def in_place(name: str, tensor: Tensor, roles: Roles, axes: TensorAxes, was_accepted: bool = False) -> DTensor:

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch.compiler
+from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Partial, Placement, Replicate, Shard
@@ -35,6 +36,7 @@ class Role:
 
 # The axis of a tensor that a role cuts; a role that is absent cuts none.
 TensorAxes = dict[str, int]
+SINK_AXES: TensorAxes = {Role.HEADS: 0}
 
 
 def axes_of_layout(layout: str) -> TensorAxes:
@@ -49,6 +51,22 @@ def axes_of_stats(layout: str) -> TensorAxes:
     if layout == "TND":
         return {Role.SEQUENCE: 0, Role.HEADS: 1}
     return {Role.BATCH: 0, Role.HEADS: 1, Role.SEQUENCE: 2}
+
+
+def axes_of_slopes(slopes: Tensor) -> TensorAxes:
+    """The axes of slopes, [N] or [B, N]."""
+    return {Role.HEADS: slopes.dim() - 1} | ({Role.BATCH: 0} if slopes.dim() == 2 else {})
+
+
+def out_shape(query: Sequence[int], sizes: Sizes, layout: str) -> list[int]:
+    """Of the output, as that of the query."""
+    _, heads, _ = AXES[layout]
+    return [*query[:-1], sizes.v_dim * (sizes.q_heads if heads is None else 1)]
+
+
+def stats_shape(sizes: Sizes, layout: str) -> list[int]:
+    """Of the statistics."""
+    return [sizes.q_rows, sizes.q_heads] if layout == "TND" else [sizes.batch, sizes.q_heads, sizes.q_rows]
 
 
 def axes_of_pairs(shape: Sequence[int]) -> TensorAxes:

@@ -20,13 +20,13 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from ringspan.attend import OFFERED_DTYPES
 from ringspan.attention import attention
 from ringspan.dtensor import private
 from ringspan.dtensor.split import ENABLED, check_traceable, split_in_effect
 from ringspan.masks import causal, full
 
 _aten_sdpa = torch.ops.aten.scaled_dot_product_attention.default
-_OURS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 class SdpaHook:
@@ -70,7 +70,7 @@ def _install() -> None:
     # PyTorch's context manager recognises its own function when it takes it away: never wrap that one.
     if not private.is_inside_context_parallel():
         _INSTALLED["original"] = original
-        _INSTALLED["wrapper"] = F.scaled_dot_product_attention = _wrapper_of(original)
+        _INSTALLED["wrapper"] = F.scaled_dot_product_attention = _in_front_of(original, is_guarded=True)
     library = torch.library.Library("aten", "IMPL")
     for key in ("AutogradCPU", "CPU"):
         library.impl("scaled_dot_product_attention", _kernel, key)
@@ -87,7 +87,12 @@ def _uninstall() -> None:
             private.restore_later(wrapper, original)
 
 
-def _wrapper_of(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def _in_front_of(original: Callable[..., Tensor], is_guarded: bool) -> Callable[..., Tensor]:
+    """PyTorch's signature: our attention where the call is for us, else `original`.
+
+    is_guarded: torch.compile sees this function, and traces anew when what it reads has changed.
+    """
+
     def scaled_dot_product_attention(
         query: Tensor,
         key: Tensor,
@@ -99,30 +104,16 @@ def _wrapper_of(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
         enable_gqa: bool = False,
     ) -> Tensor:
         """PyTorch's, with ringspan in front of it."""
-        if _is_ours(query, key, value, attn_mask):
-            return _attend(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
-        return original(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+        if not _is_ours(query, key, value, attn_mask):
+            return original(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+        if not is_guarded:
+            check_traceable(split_in_effect())
+        return _attend(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
 
     return scaled_dot_product_attention
 
 
-def _kernel(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> Tensor:
-    if _is_ours(query, key, value, attn_mask):
-        check_traceable(split_in_effect())
-        return _attend(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
-    return private.composite_attention(
-        query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
-    )
+_kernel = _in_front_of(private.composite_attention, is_guarded=False)
 
 
 def _rule(cls: type, func: Any, types: tuple[type, ...], args: tuple = (), kwargs: dict | None = None) -> Any:
@@ -137,7 +128,7 @@ def _is_ours(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None
         bool(_PLAIN)
         and query.dim() in (3, 4)
         and key.dim() == value.dim() == query.dim()
-        and query.dtype in _OURS
+        and query.dtype in OFFERED_DTYPES
         and all(tensor.device.type == "cpu" for tensor in plain)
     )
 

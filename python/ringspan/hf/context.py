@@ -9,11 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
-from ringspan.gather import _resolve
-from ringspan.group import Group, name_and_world, tell_peers
+from ringspan.group import Group, name_and_world, rank_in, tell_peers
 from ringspan.hf.inputs import check_call, gather
 from ringspan.hf.models import CHECKED_MODELS, check_model, find_model, num_layers
 from ringspan.masks import int64_table
@@ -128,8 +126,7 @@ def context_parallel(
     except (ValueError, NotImplementedError) as error:
         tell_peers(group_name, error)
         raise
-    rank = dist.get_rank(_resolve(group_name)) if group_name else 0
-    context = _Context(found, group, group_name, rank, shard_map, lengths, _active())
+    context = _Context(found, group, group_name, rank_in(group), shard_map, lengths, _active())
     _INNERMOST.set(context)
     hooks = [
         found.register_forward_pre_hook(lambda _, args, kwargs: _begin(context, args, kwargs), with_kwargs=True),

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from ringspan.compat.torch_npu.packages import packages_of
 from ringspan.compat.torch_npu.undo import set_attribute, set_item
 
 PACKAGE = "torch_npu.distributed.tensor.experimental"
@@ -59,12 +60,7 @@ def make_modules() -> dict[str, ModuleType]:
         f"{PACKAGE}._context_parallel._attention": {name: names[name] for name in SHARED} | switches,
         f"{PACKAGE}._context_parallel._npu_attention": switches,
     }
-    modules = {}
-    for name, content in contents.items():
-        modules[name] = ModuleType(name)
-        modules[name].__path__ = []
-        vars(modules[name]).update(content)
-    return modules
+    return packages_of(contents)
 
 
 def install_switches(stack: ExitStack) -> None:

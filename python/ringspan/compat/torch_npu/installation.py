@@ -6,7 +6,6 @@ import importlib.machinery
 import importlib.util
 import sys
 from contextlib import ExitStack
-from types import ModuleType
 
 import torch
 
@@ -14,6 +13,7 @@ from ringspan.compat.torch_npu import distributed, testing
 from ringspan.compat.torch_npu.generator import Generator, join_torch
 from ringspan.compat.torch_npu.npu_module import install_npu_module, make_npu_module
 from ringspan.compat.torch_npu.ops import VendorOps
+from ringspan.compat.torch_npu.packages import packages_of
 from ringspan.compat.torch_npu.steps import install_steps
 from ringspan.compat.torch_npu.strings import install_strings
 from ringspan.compat.torch_npu.undo import set_item
@@ -65,11 +65,9 @@ def _install(stack: ExitStack, device_strings: bool, context_parallel: bool) -> 
     ops = VendorOps(generator)
     stack.callback(ops.close)
     npu = make_npu_module(generator)
-    modules = {NAME: ModuleType(NAME), f"{NAME}.npu": npu}
+    root = ops.packets() | {"npu": npu, "__version__": f"{torch.__version__}.ringspan"}
+    modules = packages_of({NAME: root}) | {f"{NAME}.npu": npu}
     modules |= distributed.make_modules() | testing.make_modules()
-    root = modules[NAME]
-    root.__path__ = []
-    vars(root).update(ops.packets() | {"npu": npu, "__version__": f"{torch.__version__}.ringspan"})
     for name, module in modules.items():
         # Others ask for it before they import.
         module.__spec__ = importlib.machinery.ModuleSpec(name, None)

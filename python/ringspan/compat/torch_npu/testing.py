@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from ringspan.compat.torch_npu.npu_module import COUNT_VARIABLE, DEVICE_NAME
+from ringspan.compat.torch_npu.packages import packages_of
 
 WORLD_VARIABLE = "RINGSPAN_NPU_WORLD_SIZE"  # ranks of a distributed test
 _WORLD = 2
@@ -93,12 +94,7 @@ def make_modules() -> dict[str, ModuleType]:
         "torch_npu.testing._internal": {},
         "torch_npu.testing._internal.common_dtensor": {"__getattr__": _dtensor_base},
     }
-    modules = {}
-    for name, content in contents.items():
-        modules[name] = ModuleType(name)
-        modules[name].__path__ = []
-        vars(modules[name]).update(content)
-    return modules
+    return packages_of(contents)
 
 
 def _dtensor_base(name: str) -> Any:
