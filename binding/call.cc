@@ -98,7 +98,7 @@ Sizes read_sizes_of(const at::Tensor& query, const at::Tensor& key, const at::Te
 }
 
 // Everything that a plan depends on, the rank apart.
-PlanCache::Words content_of(const Problem& problem, const Description& description, Schedule schedule,
+PlanCache::Words content_of(const Problem& problem, const Description& description, const Schedule& schedule,
                             Exchange exchange, const Share& batch_share) {
   PlanCache::Words words = {problem.batch,
                             problem.q_heads,
@@ -108,10 +108,14 @@ PlanCache::Words content_of(const Problem& problem, const Description& descripti
                             static_cast<int64_t>(problem.dtype),
                             static_cast<int64_t>(problem.layout),
                             std::bit_cast<int64_t>(problem.scale),
-                            static_cast<int64_t>(schedule),
+                            static_cast<int64_t>(schedule.kind),
+                            schedule.inner,
                             static_cast<int64_t>(exchange),
                             batch_share.index,
                             static_cast<int64_t>(description.spec.size())};
+  for (const RowTensor* tensor : {&problem.bias, &problem.mask}) {
+    words.insert(words.end(), {tensor->batch, tensor->heads, tensor->element_bytes, tensor->wants_gradient});
+  }
   size_t total = words.size() + description.spec.size();
   for (const Table& table : description.tables) total += 1 + table.size.size() + table.num_elements();
   words.reserve(total);
@@ -124,8 +128,8 @@ PlanCache::Words content_of(const Problem& problem, const Description& descripti
   return words;
 }
 
-RankPlan build_part(Problem problem, const Description& description, Schedule schedule, Exchange exchange, int64_t rank,
-                    const Share& batch_share) {
+RankPlan build_part(Problem problem, const Description& description, const Schedule& schedule, Exchange exchange,
+                    int64_t rank, const Share& batch_share) {
   const Decoded decoded = decode(description);
   problem.q_len = decoded.q_len;
   problem.kv_len = decoded.kv_len;
@@ -133,6 +137,30 @@ RankPlan build_part(Problem problem, const Description& description, Schedule sc
       batch_share.count == 1 ? decoded.mask : decoded.mask.entries(batch_share.index * problem.batch, problem.batch);
   return build_plan(problem, mask, decoded.q_map, decoded.kv_map, schedule, route_of(exchange, decoded.world))
       .rank(rank);
+}
+
+// A tensor that is split by query rows, as schedules that move these know it. One row for all queries is no such thing;
+// where this rank has a single row, it is taken for that one.
+RowTensor row_tensor(const at::Tensor& tensor, int64_t q_rows, bool wants_gradient) {
+  const int64_t dims = tensor.dim();
+  const auto size = [&](int64_t axis) { return dims >= axis ? tensor.size(-axis) : 1; };
+  if (size(2) != q_rows) return {};
+  return {.batch = size(4),
+          .heads = size(3),
+          .element_bytes = static_cast<int64_t>(tensor.element_size()),
+          .wants_gradient = wants_gradient};
+}
+
+void describe_row_tensors(const PairArguments& pairs, int64_t q_rows, Problem& problem) {
+  if (pairs.bias) problem.bias = row_tensor(*pairs.bias, q_rows, pairs.wants_bias_gradient);
+  if (pairs.mask && !pairs.mask_by_grid) problem.mask = row_tensor(*pairs.mask, q_rows, false);
+}
+
+// Which messages an exchange can carry.
+void check_exchange(Exchange exchange, const Schedule& schedule) {
+  if (exchange != Exchange::kAllGather || schedule.kind == ScheduleKind::kRing) return;
+  throw Unsupported(concat("exchange all_gather is offered for schedule ring, not for ", ringspan::name_of(schedule),
+                           "; use all_to_all or p2p, or schedule gather with all_to_all"));
 }
 
 void check_rows(const char* name, int64_t rows, int64_t expected, int64_t rank) {
@@ -154,9 +182,12 @@ Call prepare_call(Group group, const at::Tensor& query, const at::Tensor& key, c
   check_tensor("query", query, call.layout);
   check_tensor("key", key, call.layout);
   check_tensor("value", value, call.layout);
-  const Sizes sizes = read_sizes_of(query, key, value, call.layout, arguments);
+  Sizes sizes = read_sizes_of(query, key, value, call.layout, arguments);
   call.exchange = parse_exchange(arguments.exchange);
   const Schedule schedule = parse_schedule_name(arguments.schedule);
+  check_schedule(schedule, group.size);
+  check_exchange(call.exchange, schedule);
+  if (moves_queries(schedule)) describe_row_tensors(arguments.pairs, sizes.q_rows, sizes.problem);
 
   std::vector<at::Tensor> kept;
   const Description description = description_of(arguments.spec, arguments.tables, kept);
@@ -225,6 +256,9 @@ Fields describe_call(const Call& call, const CallArguments& arguments) {
                    {"sink", arguments.has_sink ? "given" : "none"},
                    {"schedule", ringspan::name_of(call.plan->schedule)},
                    {"exchange", name_of(call.exchange)}};
+  for (const auto& [name, tensor] : {std::pair("bias by rows", &p.bias), std::pair("mask by rows", &p.mask)}) {
+    if (tensor->is_given()) fields.push_back({name, concat(tensor->batch, " x ", tensor->heads, " heads")});
+  }
   const Fields pairs = describe(arguments.pairs);
   fields.insert(fields.end(), pairs.begin(), pairs.end());
   return fields;

@@ -116,6 +116,7 @@ BackwardTuple attention_backward(const OptionalTensor& grad_out, const OptionalT
       // The forward's seed is settled.
       arguments.pairs.seed = seed;
       arguments.pairs.seed_is_drawn = false;
+      arguments.pairs.wants_bias_gradient = wants_bias;
       std::vector<std::string> more;
       if (grad_lse) more.emplace_back("the gradient of lse");
       auto prepared = prepare(group, query, key, value, sink, arguments, std::move(more));

@@ -19,6 +19,7 @@ namespace ringspan::binding {
 struct PairArguments {
   // Float; expands to [batch, query heads, local query rows, key positions].
   std::optional<at::Tensor> bias{};
+  bool wants_bias_gradient = false;  // backward
   // Bool (or Byte), expands likewise; true = the pair takes part, or with `mask_means_masked` it does not. With
   // `mask_by_grid`: [rows, columns] counted inside each grid.
   std::optional<at::Tensor> mask{};

@@ -3,15 +3,38 @@
 #include <ATen/ATen.h>
 
 #include "ringspan/ring/executor.h"
+#include "ringspan/ring/kernel_backend.h"
 
 #include "binding/parallel.h"
 #include "binding/step_backend.h"
 #include "binding/tensors.h"
-#include "binding/torch_backend.h"
+#include "binding/torch_store.h"
 
 namespace ringspan::binding {
 
 using at::Tensor;
+
+namespace {
+
+ConstTensorView optional_stats(const Tensor& stats) { return stats.defined() ? const_view(stats) : ConstTensorView{}; }
+
+Extras extras_of(const Tensor& sink, const PairInputs& pairs) {
+  return {.sink = sink.defined() ? const_view(sink.view({1, -1, 1, 1})) : ConstTensorView{}, .pairs = pairs};
+}
+
+OutputView output_of(const ForwardTensors& t) {
+  return {mutable_view(t.out), mutable_view(t.max), mutable_view(t.sum), mutable_view(t.lse)};
+}
+
+GradsView grads_of(const BackwardTensors& t) {
+  return {.dq = mutable_view(t.dq),
+          .dk = mutable_view(t.dk),
+          .dv = mutable_view(t.dv),
+          .dsink = t.dsink.defined() ? mutable_view(t.dsink.view({1, -1, 1, 1})) : TensorView{},
+          .dbias = t.dbias};
+}
+
+}  // namespace
 
 Output run_attention(const Call& call, const Operands& operands) {
   const Problem& p = call.problem();
@@ -29,11 +52,13 @@ Output run_attention(const Call& call, const Operands& operands) {
                                .lse = output.lse,
                                .sink = operands.sink,
                                .pairs = operands.pairs.inputs(operands.seed)};
+  TorchStore store(call, call.plan->forward, operands.query);
   if (call.by_step_ops) {
-    StepForward backend(call, tensors);
+    StepForward backend(call, store, tensors);
     run_forward(call.plan->forward, backend);
   } else {
-    TorchForward backend(call, tensors, torch_parallel());
+    KernelForward backend(*call.plan, store, const_view(tensors.q), const_view(tensors.k), const_view(tensors.v),
+                          output_of(tensors), extras_of(tensors.sink, tensors.pairs), torch_parallel());
     run_forward(call.plan->forward, backend);
   }
   return output;
@@ -63,11 +88,15 @@ InputGradients run_attention_backward(const Call& call, const Operands& operands
                                 .dsink = operands.sink.defined() ? result.sink : Tensor(),
                                 .pairs = operands.pairs.inputs(operands.seed),
                                 .dbias = wants_bias ? operands.pairs.bias_gradient_view(result.bias) : TensorView{}};
+  TorchStore store(call, call.plan->backward, operands.query);
   if (call.by_step_ops) {
-    StepBackward backend(call, tensors);
+    StepBackward backend(call, store, tensors);
     run_backward(call.plan->backward, backend);
   } else {
-    TorchBackward backend(call, tensors, torch_parallel());
+    const OutputView saved{mutable_view(tensors.out), {}, {}, mutable_view(tensors.lse)};
+    KernelBackward backend(*call.plan, store, const_view(tensors.q), const_view(tensors.k), const_view(tensors.v),
+                           saved, const_view(tensors.grad_out), optional_stats(tensors.grad_lse), grads_of(tensors),
+                           extras_of(tensors.sink, tensors.pairs), torch_parallel());
     run_backward(call.plan->backward, backend);
   }
   return result;

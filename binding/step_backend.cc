@@ -61,14 +61,21 @@ bool choose_step_ops(const Call& call, const Tensor& query, const std::vector<st
   for (const std::string& name : given) names.push_back(name);
   Stack stack = {query, std::vector<int64_t>{call.group.size, p.q_heads, p.kv_heads, p.qk_dim, p.v_dim}, names};
   op.callBoxed(stack);
-  const std::string refusal = stack[0].toStringRef();
+  std::string refusal = stack[0].toStringRef();
+  if (refusal.empty() && moves_queries(*call.plan)) {
+    refusal = concat("schedule ", name_of(call.plan->schedule), " moves query rows, which the ops of device ",
+                     query.device().str(), " do not; use ring, gather, pruned or double_ring");
+  }
   if (refusal.empty()) return true;
   if (on_cpu) return false;
   throw Unsupported(refusal);
 }
 
-StepForward::StepForward(const Call& call, const ForwardTensors& tensors)
-    : part_(*call.plan), tensors_(tensors), out_(wide_like(tensors.out)), kv_(make_kv(call, {tensors.k, tensors.v})) {}
+StepForward::StepForward(const Call& call, TorchStore& store, const ForwardTensors& tensors)
+    : part_(*call.plan), store_(store), tensors_(tensors), out_(wide_like(tensors.out)) {
+  store.bind(Payload::kK, tensors.k);
+  store.bind(Payload::kV, tensors.v);
+}
 
 void StepForward::attend(const Step& step, bool begins, bool finishes) {
   if (begins) {
@@ -77,8 +84,8 @@ void StepForward::attend(const Step& step, bool begins, bool finishes) {
     tensors_.sum.zero_();
   }
   if (!step.tiles.empty()) {
-    const Pair kv = kv_->slot(step.kv_slot, step.kv_owner);
-    Stack stack = {tensors_.q, kv.k, kv.v, table_of(step.tiles), part_.problem.scale, out_, tensors_.max, tensors_.sum};
+    const Tensor k = store_.tensor(Payload::kK, step.kv), v = store_.tensor(Payload::kV, step.kv);
+    Stack stack = {tensors_.q, k, v, table_of(step.tiles), part_.problem.scale, out_, tensors_.max, tensors_.sum};
     step_op("ringspan::_step_forward").callBoxed(stack);
   }
   if (!finishes) return;
@@ -114,40 +121,46 @@ void StepForward::empty_padding() {
   }
 }
 
-StepBackward::StepBackward(const Call& call, const BackwardTensors& tensors)
-    : part_(*call.plan),
-      tensors_(tensors),
-      dq_(wide_like(tensors.dq)),
-      pairs_(call, {tensors.k, tensors.v}, {tensors.dk, tensors.dv}) {
+StepBackward::StepBackward(const Call& call, TorchStore& store, const BackwardTensors& tensors)
+    : part_(*call.plan), store_(store), tensors_(tensors), dq_(wide_like(tensors.dq)) {
+  store.bind(Payload::kK, tensors.k);
+  store.bind(Payload::kV, tensors.v);
+  dk_ = sums_at_home(part_, Payload::kDk) ? wide_like(tensors.dk) : tensors.dk;
+  dv_ = sums_at_home(part_, Payload::kDv) ? wide_like(tensors.dv) : tensors.dv;
+  store.bind(Payload::kDk, dk_);
+  store.bind(Payload::kDv, dv_);
   dq_.zero_();
   if (tensors_.dsink.defined()) sink_gradient(tensors_);
 }
 
 void StepBackward::attend_backward(const Step& step, const std::function<void()>& arrived) {
-  const Pair kv = pairs_.kv(step);
+  const Tensor k = store_.tensor(Payload::kK, step.kv), v = store_.tensor(Payload::kV, step.kv);
   // The slot may still be on its way, so the step has gradients of its own.
   const auto zeros = [](const Tensor& like) { return at::zeros(like.sizes(), like.options().dtype(at::kFloat)); };
-  const Pair own = {zeros(kv.k), zeros(kv.v)};
+  const Tensor own_dk = zeros(k), own_dv = zeros(v);
   if (!step.tiles.empty()) {
     const BackwardTensors& t = tensors_;
-    Stack stack = {t.q, kv.k,  kv.v, t.out, t.lse, t.grad_out, table_of(step.tiles), part_.problem.scale,
-                   dq_, own.k, own.v};
+    Stack stack = {t.q, k, v, t.out, t.lse, t.grad_out, table_of(step.tiles), part_.problem.scale, dq_, own_dk, own_dv};
     step_op("ringspan::_step_backward").callBoxed(stack);
   }
   arrived();
-  Pair slot = pairs_.gradients(step);
-  if (step.grad_begins) {
-    slot.k.copy_(own.k);
-    slot.v.copy_(own.v);
+  Operand place = step.kv;
+  place.slot = step.dkv.slot;
+  Tensor dk = store_.tensor(Payload::kDk, place), dv = store_.tensor(Payload::kDv, place);
+  if (step.dkv.begins) {
+    dk.copy_(own_dk);
+    dv.copy_(own_dv);
   } else {
-    slot.k.add_(own.k);
-    slot.v.add_(own.v);
+    dk.add_(own_dk);
+    dv.add_(own_dv);
   }
 }
 
-void StepBackward::finish(const Step& last) {
-  if (!dq_.is_same(tensors_.dq)) tensors_.dq.copy_(dq_);
-  pairs_.finish(last);
+void StepBackward::finish() {
+  for (const auto& [sum, caller] :
+       {std::pair(&dq_, &tensors_.dq), std::pair(&dk_, &tensors_.dk), std::pair(&dv_, &tensors_.dv)}) {
+    if (!sum->is_same(*caller)) caller->copy_(*sum);
+  }
 }
 
 // Tensors are [B, N, S, D] views of the call's; k, v those of the step's owner; statistics and gradients fp32. `tiles`

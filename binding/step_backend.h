@@ -16,8 +16,9 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "binding/pair_sources.h"
-#include "binding/torch_backend.h"
+#include "binding/call.h"
+#include "binding/call_tensors.h"
+#include "binding/torch_store.h"
 
 namespace ringspan::binding {
 
@@ -26,13 +27,14 @@ namespace ringspan::binding {
 // `given` names the arguments that change the arithmetic: "sink", "attn_mask", "grad_lse" and so on.
 bool choose_step_ops(const Call& call, const at::Tensor& query, const std::vector<std::string>& given);
 
-// Memory beside inputs and outputs: as torch_backend.h, and whatever the ops take.
+// For plans that leave query rows where they are. Memory beside inputs and outputs: as docs/decisions/executor.md, and
+// whatever the ops take.
 class StepForward {
  public:
-  StepForward(const Call& call, const ForwardTensors& tensors);
+  StepForward(const Call& call, TorchStore& store, const ForwardTensors& tensors);
 
-  void post(std::span<const Transfer> transfers) { kv_->post(transfers); }
-  void wait(std::span<const Transfer> transfers) { kv_->wait(transfers); }
+  void post(std::span<const Transfer> transfers) { store_.post(transfers); }
+  void wait(int64_t step, bool gradients) { store_.wait(step, gradients); }
   void attend(const Step& step, bool begins, bool finishes);
 
  private:
@@ -40,25 +42,25 @@ class StepForward {
   void empty_padding();
 
   const RankPlan& part_;
+  TorchStore& store_;
   ForwardTensors tensors_;
   at::Tensor out_;  // normalised, fp32; the caller's where that is fp32
-  std::unique_ptr<PairSource> kv_;
 };
 
 class StepBackward {
  public:
-  StepBackward(const Call& call, const BackwardTensors& tensors);
+  StepBackward(const Call& call, TorchStore& store, const BackwardTensors& tensors);
 
-  void post(std::span<const Transfer> transfers) { pairs_.post(transfers); }
-  void wait(std::span<const Transfer> transfers) { pairs_.wait(transfers); }
+  void post(std::span<const Transfer> transfers) { store_.post(transfers); }
+  void wait(int64_t step, bool gradients) { store_.wait(step, gradients); }
   void attend_backward(const Step& step, const std::function<void()>& arrived);
-  void finish(const Step& last);
+  void finish();
 
  private:
   const RankPlan& part_;
+  TorchStore& store_;
   BackwardTensors tensors_;
-  at::Tensor dq_;  // fp32
-  BackwardPairs pairs_;
+  at::Tensor dq_, dk_, dv_;  // where they are summed: fp32, or the caller's
 };
 
 }  // namespace ringspan::binding

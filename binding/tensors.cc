@@ -39,6 +39,7 @@ at::ScalarType torch_dtype(DType dtype) {
     case DType::kBF16: return at::kBFloat16;
     case DType::kF16: return at::kHalf;
     case DType::kF64: return at::kDouble;
+    case DType::kByte: return at::kByte;
   }
   return at::kFloat;
 }

@@ -163,6 +163,7 @@ double bound_of(DType dtype, bool gradient) {
     case DType::kF32: return gradient ? 5e-5 : 1e-5;
     case DType::kBF16: return gradient ? 0x1p-6 : 0x1p-7;
     case DType::kF16: return gradient ? 0x1p-9 : 0x1p-10;
+    case DType::kByte: break;
   }
   return 0;
 }

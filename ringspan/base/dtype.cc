@@ -29,6 +29,7 @@ int64_t size_of(DType dtype) {
     case DType::kBF16: return 2;
     case DType::kF16: return 2;
     case DType::kF64: return 8;
+    case DType::kByte: return 1;
   }
   return 0;
 }
@@ -39,6 +40,7 @@ const char* name_of(DType dtype) {
     case DType::kBF16: return "bf16";
     case DType::kF16: return "fp16";
     case DType::kF64: return "fp64";
+    case DType::kByte: return "byte";
   }
   return "?";
 }
@@ -69,6 +71,7 @@ double load_as_double(const void* data, DType dtype, int64_t index) {
     case DType::kBF16: return bf16_to_float(read<uint16_t>(data, index));
     case DType::kF16: return fp16_to_float(read<uint16_t>(data, index));
     case DType::kF64: return read<double>(data, index);
+    case DType::kByte: return read<uint8_t>(data, index);
   }
   return 0;
 }
@@ -79,6 +82,7 @@ void store_from_double(void* data, DType dtype, int64_t index, double value) {
     case DType::kBF16: return write(data, index, float_to_bf16(static_cast<float>(value)));
     case DType::kF16: return write(data, index, float_to_fp16(static_cast<float>(value)));
     case DType::kF64: return write(data, index, value);
+    case DType::kByte: return write(data, index, static_cast<uint8_t>(value));
   }
 }
 

@@ -8,11 +8,12 @@
 
 namespace ringspan {
 
-enum class DType : uint8_t { kF32, kBF16, kF16, kF64 };
+// kByte is what boolean masks are stored in; nothing is computed in it.
+enum class DType : uint8_t { kF32, kBF16, kF16, kF64, kByte };
 
 int64_t size_of(DType dtype);              // bytes per element
-const char* name_of(DType dtype);          // "fp32", "bf16", "fp16", "fp64"
-DType parse_dtype(std::string_view name);  // the inverse; Error names the known ones
+const char* name_of(DType dtype);          // "fp32", "bf16", "fp16", "fp64", "byte"
+DType parse_dtype(std::string_view name);  // the inverse, of types that are computed in; Error names them
 
 // Sums, statistics and gradients in flight are kept in this type: fp64 for fp64, else fp32.
 constexpr DType accumulator_of(DType dtype) { return dtype == DType::kF64 ? DType::kF64 : DType::kF32; }

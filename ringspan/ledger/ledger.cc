@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <set>
 
 #include "ringspan/base/error.h"
 #include "ringspan/ledger/peak.h"
@@ -32,36 +33,43 @@ int64_t pairs_of(const Step& step) {
 class PassCounter {
  public:
   PassCounter(const RankPlan& part, std::optional<Exchange> exchange, int64_t flops_per_pair)
-      : part_(part), exchange_(exchange), flops_per_pair_(flops_per_pair) {}
+      : part_(part), exchange_(exchange), flops_per_pair_(flops_per_pair) {
+    for (const HeadBlock& block : part.heads) heads_ += block.q_end - block.q_begin;
+  }
 
   StepLedger count(const Step& step) const {
     StepLedger ledger{.step = step.step, .kept_pairs = pairs_of(step)};
-    ledger.flops = ledger.kept_pairs * part_.problem.q_heads * flops_per_pair_;
+    ledger.flops = ledger.kept_pairs * heads_ * flops_per_pair_;
     if (exchange_ != Exchange::kAllGather) {
-      add_hop(step.before, ledger);
+      add_list(step.before, ledger);
     } else if (step.step == 0 && part_.world > 1) {
       add_gather(ledger);
     }
-    add_hop(step.after, ledger);
+    add_list(step.after, ledger);
     return ledger;
   }
 
  private:
-  void add_hop(const std::vector<Transfer>& transfers, StepLedger& ledger) const {
-    int64_t posted = 0, bytes = 0;
+  void add_list(const std::vector<Transfer>& transfers, StepLedger& ledger) const {
     for (const Transfer& transfer : transfers) {
-      if (transfer.src != part_.rank) continue;
-      ++posted;
-      add_sent(ledger.sent, transfer.payload, bytes_of(transfer, part_.problem));
-      bytes += bytes_of(transfer, part_.problem);
+      if (transfer.src != part_.rank || !transfer.is_sent()) continue;
+      const int64_t bytes = bytes_of(transfer, part_.problem);
+      add_sent(ledger.sent, transfer.payload, bytes);
+      // Both sides know the sizes, so nothing empty is sent; a collective cannot leave it out.
+      if (!exchange_ && bytes > 0) ++ledger.messages;
     }
-    if (posted == 0) return;
-    if (!exchange_) {
-      ledger.messages += posted;
-    } else {
-      // Both sides know the sizes, so p2p leaves an empty message out; a collective cannot.
-      ledger.messages += exchange_ == Exchange::kP2p && bytes == 0 ? 0 : 1;
+    if (!exchange_) return;
+    for (const Post& post : posts_of(transfers, part_.problem)) {
+      ledger.messages += exchange_ == Exchange::kP2p ? messages_of(post) : 1;
     }
+  }
+
+  int64_t messages_of(const Post& post) const {
+    std::set<int64_t> peers;
+    for (const Transfer* transfer : post.transfers) {
+      if (transfer->src == part_.rank && bytes_of(*transfer, part_.problem) > 0) peers.insert(transfer->dst);
+    }
+    return static_cast<int64_t>(peers.size());
   }
 
   void add_gather(StepLedger& ledger) const {
@@ -75,7 +83,7 @@ class PassCounter {
 
   const RankPlan& part_;
   std::optional<Exchange> exchange_;
-  int64_t flops_per_pair_;
+  int64_t flops_per_pair_, heads_ = 0;
 };
 
 }  // namespace

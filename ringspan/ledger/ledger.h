@@ -32,7 +32,7 @@ struct StepLedger {
   std::vector<SentTensor> sent{};  // in the order of posting, each tensor once
   int64_t messages = 0;            // posted by this rank; a collective counts as one
   int64_t kept_pairs = 0;          // (query, key) pairs of all batch entries, one head
-  int64_t flops = 0;               // of all query heads, docs/maths.md "Work"
+  int64_t flops = 0;               // of the query heads that this rank computes, docs/maths.md "Work"
 
   int64_t sent_bytes() const;
   bool operator==(const StepLedger&) const = default;

@@ -1,4 +1,5 @@
-// The most memory that a pass holds at once (PassLedger::peak_bytes), followed step by step.
+// The most memory that a pass holds at once (PassLedger::peak_bytes): the steps are followed, and what a Store would
+// allocate and free is added up.
 #pragma once
 
 #include <cstdint>

@@ -1,10 +1,14 @@
 #include "ringspan/plan/plan.h"
 
-#include <algorithm>
 #include <utility>
 
 #include "ringspan/base/error.h"
+#include "ringspan/plan/builder.h"
+#include "ringspan/plan/double_ring.h"
+#include "ringspan/plan/gather.h"
+#include "ringspan/plan/pruned.h"
 #include "ringspan/plan/ring.h"
+#include "ringspan/plan/ulysses.h"
 
 namespace ringspan {
 namespace {
@@ -19,64 +23,63 @@ void check_length(const char* what, int64_t length, const char* field, int64_t e
                  " is ", expected, "; build both for the same sequence");
 }
 
-int64_t head_dim_of(Payload payload, const Problem& problem) {
-  switch (payload) {
-    case Payload::kQ:
-    case Payload::kK:
-    case Payload::kDq:
-    case Payload::kDk: return problem.qk_dim;
-    case Payload::kV:
-    case Payload::kOut:
-    case Payload::kDout:
-    case Payload::kDv: return problem.v_dim;
-    case Payload::kStats:
-    case Payload::kDelta: return 1;
-  }
-  throw Error(concat("payload ", static_cast<int>(payload), " is unknown"));
-}
-
-bool is_accumulated(Payload payload) {
-  return payload == Payload::kStats || payload == Payload::kDelta || payload == Payload::kDq ||
-         payload == Payload::kDk || payload == Payload::kDv;
-}
-
 int64_t sent_by(int64_t rank, const std::vector<Step>& steps, const Problem& problem) {
   int64_t bytes = 0;
   for (const Step& step : steps) {
     for (const auto* transfers : {&step.before, &step.after}) {
       for (const Transfer& transfer : *transfers) {
-        if (transfer.src == rank) bytes += bytes_of(transfer, problem);
+        if (transfer.src == rank && transfer.is_sent()) bytes += bytes_of(transfer, problem);
       }
     }
   }
   return bytes;
 }
 
+void build_steps(const Plan& plan, RankPlan& part) {
+  const Schedule& schedule = plan.schedule();
+  switch (schedule.kind) {
+    case ScheduleKind::kRing: return detail::build_ring(plan, part);
+    case ScheduleKind::kGather: return detail::build_gather(plan, part);
+    case ScheduleKind::kUlysses: return detail::build_ulysses(plan, part, plan.world());
+    case ScheduleKind::kHybrid: return detail::build_ulysses(plan, part, schedule.inner);
+    case ScheduleKind::kPruned: return detail::build_pruned(plan, part);
+    case ScheduleKind::kQRing: return detail::build_q_ring(plan, part);
+    case ScheduleKind::kDoubleRing: return detail::build_double_ring(plan, part, schedule.inner);
+  }
+}
+
 }  // namespace
 
-const char* name_of(Schedule schedule) {
-  switch (schedule) {
-    case Schedule::kRing: return "ring";
-  }
-  throw Error(concat("schedule ", static_cast<int>(schedule), " is unknown"));
+HeadRange heads_of(Payload payload, const Problem& problem, const Operand& operand) {
+  const int64_t side = is_of_kv(payload) ? problem.kv_heads : problem.q_heads;
+  const int64_t heads = size_of(payload, problem).heads;
+  if (heads == side) return {operand.head_begin, operand.head_end};
+  return {0, operand.head_begin < operand.head_end ? 1 : 0};
 }
 
-Schedule parse_schedule(std::string_view name) {
-  if (name == name_of(Schedule::kRing)) return Schedule::kRing;
-  throw Error(concat("schedule \"", name, "\" is unknown; use ring"));
-}
-
-std::vector<std::vector<RowRange>> padding_of(const ShardMap& map, int64_t rank) {
-  std::vector<std::vector<RowRange>> lists(map.num_lists());
-  for (int64_t batch = 0; batch < map.num_lists(); ++batch) {
-    int64_t row = 0;
-    for (const Segment& segment : map.segments(rank, batch)) {
-      if (segment.local_row > row) lists[batch].push_back({row, segment.local_row});
-      row = segment.local_row + segment.length;
+bool moves_queries(const RankPlan& part) {
+  for (const auto* steps : {&part.forward, &part.backward}) {
+    for (const Step& step : *steps) {
+      for (const auto* transfers : {&step.before, &step.after}) {
+        for (const Transfer& transfer : *transfers) {
+          if (transfer.payload == Payload::kQ) return true;
+        }
+      }
     }
-    if (row < map.local_rows(rank)) lists[batch].push_back({row, map.local_rows(rank)});
   }
-  return lists;
+  return false;
+}
+
+bool sums_at_home(const RankPlan& part, Payload gradient) {
+  const bool of_kv = is_of_kv(gradient);
+  for (const Step& step : part.backward) {
+    if (step.computes && (of_kv ? step.dkv : step.dq).slot == kOwnSlot) return true;
+    for (const Transfer& transfer : step.after) {
+      const bool comes_home = transfer.dst == part.rank && transfer.to.slot == kOwnSlot;
+      if (comes_home && transfer.payload == gradient && transfer.adds) return true;
+    }
+  }
+  return false;
 }
 
 Plan::Plan(Problem problem, MaskSpec mask, ShardMap q_map, ShardMap kv_map, Schedule schedule, GradRoute grad_route)
@@ -100,21 +103,22 @@ RankPlan Plan::rank(int64_t rank) const {
     part.q_rows.push_back(q_map_.local_rows(other));
     part.kv_rows.push_back(kv_map_.local_rows(other));
   }
-  part.q_padding = padding_of(q_map_, rank);
-  detail::build_ring(*this, part);
+  part.heads = {{.q_end = problem_.q_heads, .kv_end = problem_.kv_heads}};
+  part.q_padding = detail::padding_of(detail::rows_of(q_map_, rank));
+  build_steps(*this, part);
   return part;
 }
 
 Plan build_plan(const Problem& problem, const MaskSpec& mask, const ShardMap& q_map, const ShardMap& kv_map,
-                Schedule schedule, GradRoute grad_route) {
+                const Schedule& schedule, GradRoute grad_route) {
   problem.check();
-  name_of(schedule);
   check_length("mask", mask.q_len(), "q_len", problem.q_len);
   check_length("mask", mask.kv_len(), "kv_len", problem.kv_len);
   check_length("query shard map", q_map.seq_len(), "q_len", problem.q_len);
   check_length("K/V shard map", kv_map.seq_len(), "kv_len", problem.kv_len);
   RINGSPAN_CHECK(q_map.world() == kv_map.world(), "plan: the query shard map has ", q_map.world(),
                  " ranks and the K/V shard map ", kv_map.world(), "; build both for the same group");
+  check_schedule(schedule, q_map.world());
   check_lists("mask", mask.num_lists(), problem.batch);
   check_lists("query shard map", q_map.num_lists(), problem.batch);
   check_lists("K/V shard map", kv_map.num_lists(), problem.batch);
@@ -126,14 +130,8 @@ Plan build_plan(const Problem& problem, const MaskSpec& mask, const ShardMap& q_
   return Plan(problem, mask, q_map, kv_map, schedule, grad_route);
 }
 
-Plan build_plan(const Problem& problem, const MaskSpec& mask, const ShardMap& map, Schedule schedule) {
+Plan build_plan(const Problem& problem, const MaskSpec& mask, const ShardMap& map, const Schedule& schedule) {
   return build_plan(problem, mask, map, map, schedule);
-}
-
-int64_t bytes_of(const Transfer& transfer, const Problem& problem) {
-  const DType dtype = is_accumulated(transfer.payload) ? accumulator_of(problem.dtype) : problem.dtype;
-  return transfer.num_rows() * (transfer.head_end - transfer.head_begin) * (transfer.batch_end - transfer.batch_begin) *
-         head_dim_of(transfer.payload, problem) * size_of(dtype);
 }
 
 SentBytes sent_bytes(const RankPlan& part) {

@@ -8,8 +8,7 @@
 //     rank 1   KV1 | ->2     KV0 | ->2     KV2
 //     rank 2   KV2 | ->0     KV1 | ->0     KV0
 //
-// Backward adds the gradients of K/V, which follow one step behind and end at their owner. The grids of both routes,
-// with messages and bytes, open plan/ring.cc.
+// Every schedule (plan/schedule.h) is such a list of steps; whoever runs a plan does not ask which one it is.
 #pragma once
 
 #include <cstdint>
@@ -19,43 +18,58 @@
 #include <vector>
 
 #include "ringspan/mask/mask_spec.h"
+#include "ringspan/plan/schedule.h"
 #include "ringspan/plan/transfer.h"
 #include "ringspan/shape/problem.h"
 #include "ringspan/shard/shard_map.h"
 
 namespace ringspan {
 
-enum class Schedule : uint8_t { kRing };
-
-const char* name_of(Schedule schedule);
-Schedule parse_schedule(std::string_view name);
-
-// How gradients of K/V come home. kFromOwner: they leave the owner with step 0's part, world hops (what a symmetric
-// all_to_all posts). kFromNext: the owner keeps its own part, they start at the next rank, world - 1 hops.
+// How gradients that go round come home. kFromOwner: they leave the owner with step 0's part, world hops (what a
+// symmetric all_to_all posts). kFromNext: the owner keeps its own part, they start at the next rank, world - 1 hops.
 enum class GradRoute : uint8_t { kFromOwner, kFromNext };
 
-// Buffer slots of K/V and of their gradients on a rank. kOwnSlot is the caller's tensor (K/V) or what stays at home
-// (gradients); 1 and 2 are the executor's and take turns: what is sent is never what is received into.
-//
-//   world 3      kv_slot   grad_slot, kFromOwner               grad_slot, kFromNext
-//     step 0     0         1 begins, after: 1 -> next 2         0 begins (stays at home), nothing sent
-//     step 1     1         2 adds,   after: 2 -> next 1         1 begins, after: 1 -> next 2
-//     step 2     2         1 adds,   after: 1 -> home 2         2 adds,   after: 2 -> home 1
-//     finish               home = 2                             home = 0 + 1
-constexpr int64_t kOwnSlot = 0;
-constexpr int64_t kNumSlots = 3;
+// Rows that a step works on: of queries (q, and in backward dout, lse, delta) or of keys and values (k, v). Buffers of
+// one side have the same rows and heads in the same slot.
+struct Operand {
+  int64_t slot = kOwnSlot;
+  int64_t owner = 0;  // whose rows lie there, or kSeveral
+  int64_t rows = 0;   // of the buffer
+  int64_t head_begin = 0, head_end = 0;
+
+  bool operator==(const Operand&) const = default;
+};
+
+struct HeadRange {
+  int64_t begin = 0, end = 0;
+};
+// The heads of a payload's tensor that belong to an operand of its side. A tensor that heads share has one.
+HeadRange heads_of(Payload payload, const Problem& problem, const Operand& operand);
+
+// Where a step adds the gradients of an operand: a buffer of that operand's rows and heads.
+struct GradientPlace {
+  int64_t slot = kOwnSlot;
+  bool begins = true;  // they are the first there: it is overwritten
+  bool operator==(const GradientPlace&) const = default;
+};
 
 struct Step {
   int64_t step = 0;
-  int64_t kv_owner = 0;          // whose K/V the tiles read
-  int64_t kv_slot = kOwnSlot;    // in which buffer they lie
-  int64_t grad_slot = kOwnSlot;  // backward: where this step's gradients of K/V are added
-  bool grad_begins = true;       // backward: they are the first there, the slot is overwritten
-  std::vector<Tile> tiles;       // rows of q are this rank's, rows of kv are the owner's
-  std::vector<Transfer> before;  // posted before the tiles are computed; complete before the next step computes
-  std::vector<Transfer> after;   // posted after it (gradients of K/V); complete when the receiver next adds to them
+  bool computes = true;  // else it only sends and receives
+  Operand q{}, kv{};
+  GradientPlace dq{}, dkv{};       // backward
+  std::vector<Tile> tiles{};       // rows count in the buffers of q and kv
+  std::vector<Transfer> before{};  // posted before the tiles are computed
+  std::vector<Transfer> after{};   // posted after it (results and gradients)
 
   bool operator==(const Step&) const = default;
+};
+
+// Query heads that read KV heads in the usual way: head h of them KV head h / (query heads / KV heads), counted within
+// the block. A rank that works on all heads has one block.
+struct HeadBlock {
+  int64_t q_begin = 0, q_end = 0, kv_begin = 0, kv_end = 0;
+  bool operator==(const HeadBlock&) const = default;
 };
 
 // One rank's part. Every transfer that it sends or receives is listed, in the order of posting.
@@ -65,7 +79,9 @@ struct RankPlan {
   GradRoute grad_route = GradRoute::kFromNext;
   Problem problem;
   std::vector<int64_t> q_rows, kv_rows;  // local rows of every rank
-  // Query rows of this rank that hold no position, by batch entry (one list = all): no row of the sequence ends there.
+  std::vector<HeadBlock> heads;          // that this rank computes; empty where there are fewer than ranks
+  // Rows of the forward's query operand that hold no position, by batch entry (one list = all): no row of the sequence
+  // ends there.
   std::vector<std::vector<RowRange>> q_padding;
   std::vector<Step> forward;
   std::vector<Step> backward;
@@ -73,6 +89,13 @@ struct RankPlan {
   bool operator==(const RankPlan&) const = default;
   std::string str() const;
 };
+
+// Whether query rows travel, so that what is split by them must travel too (Problem::bias, mask).
+bool moves_queries(const RankPlan& part);
+
+// Whether this rank sums a gradient of its own rows in slot kOwnSlot, which then needs the accumulator type. Else it
+// arrives there whole.
+bool sums_at_home(const RankPlan& part, Payload gradient);
 
 // Holds the question (problem, mask, maps) and answers it rank by rank, each in time of its own steps.
 class Plan {
@@ -83,7 +106,7 @@ class Plan {
   const MaskSpec& mask() const { return mask_; }
   const ShardMap& q_map() const { return q_map_; }
   const ShardMap& kv_map() const { return kv_map_; }
-  Schedule schedule() const { return schedule_; }
+  const Schedule& schedule() const { return schedule_; }
   GradRoute grad_route() const { return grad_route_; }
   int64_t world() const { return q_map_.world(); }
 
@@ -101,20 +124,15 @@ class Plan {
   GradRoute grad_route_;
 };
 
-// Checks that all fit together (lengths of mask, maps and problem; batch lists; equal worlds; K/V held once each).
+// Checks that all fit together (lengths of mask, maps and problem; batch lists; equal worlds; K/V held once each; the
+// schedule's inner number).
 Plan build_plan(const Problem& problem, const MaskSpec& mask, const ShardMap& q_map, const ShardMap& kv_map,
-                Schedule schedule, GradRoute grad_route = GradRoute::kFromNext);
-Plan build_plan(const Problem& problem, const MaskSpec& mask, const ShardMap& map, Schedule schedule);
-
-// RankPlan::q_padding of a rank.
-std::vector<std::vector<RowRange>> padding_of(const ShardMap& map, int64_t rank);
+                const Schedule& schedule, GradRoute grad_route = GradRoute::kFromNext);
+Plan build_plan(const Problem& problem, const MaskSpec& mask, const ShardMap& map, const Schedule& schedule);
 
 std::string to_json(const RankPlan& part);
 RankPlan rank_plan_from_json(std::string_view text);
 
-// Bytes of one transfer: rows x heads x batch x head dim x element size (gradients in the accumulator type; one value
-// a row for statistics and delta).
-int64_t bytes_of(const Transfer& transfer, const Problem& problem);
 // What `part.rank` sends, forward and backward.
 struct SentBytes {
   int64_t forward = 0, backward = 0;

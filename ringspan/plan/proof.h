@@ -1,11 +1,12 @@
-// The parts of validate(): each proves one kind of property and words its faults. Parts of a plan are shown one rank at
-// a time; what must hold between ranks is remembered and judged at the end.
+// The parts of validate(): each proves one kind of property and words its faults.
 #pragma once
 
 #include <map>
+#include <set>
 #include <span>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "ringspan/base/error.h"
@@ -22,6 +23,7 @@ class Faults {
     ++count_;
   }
   std::vector<std::string> take();
+  bool any() const { return count_ > 0; }
 
  private:
   static constexpr size_t kMost = 64;
@@ -29,54 +31,35 @@ class Faults {
   size_t count_ = 0;
 };
 
-// One of the two lists of steps of a part.
-struct Phase {
-  const RankPlan& part;
-  const std::vector<Step>& steps;
-  const char* name = "";  // "forward", "backward"
+// One of the two lists of steps of a plan.
+enum class Pass { kForward, kBackward };
 
-  std::string where(const Step& step) const { return concat("rank ", part.rank, " ", name, " step ", step.step); }
+inline const std::vector<Step>& steps_of(const RankPlan& part, Pass pass) {
+  return pass == Pass::kForward ? part.forward : part.backward;
+}
+inline std::string where(const RankPlan& part, Pass pass, int64_t step) {
+  return concat("rank ", part.rank, pass == Pass::kForward ? " forward" : " backward", " step ", step);
+}
+
+// Transfers in themselves and with each other: between ranks that exist, in slots that exist, rows and heads that lie
+// in their buffers; each send has a receive that is listed alike; every rank posts the same kinds of messages at the
+// same places, so that a collective may carry them.
+void prove_transfers(std::span<const RankPlan> parts, Pass pass, Faults& faults);
+
+// What a step computes, with the positions that its operands were found to hold.
+struct Work {
+  int64_t rank = 0, step = 0;
+  Tile tile;
+  int64_t head_begin = 0, head_end = 0;
+  int64_t q_owner = 0, kv_owner = 0;
 };
 
-// Whether the transfer carries all rows of its owner, all batch entries and all KV heads.
-bool is_whole(const Transfer& transfer, const RankPlan& part);
+// Plays a pass of all ranks with labels in the place of tensors: what a step reads or sends has arrived, nothing in use
+// or in flight is written, results and gradients come home whole, with each rank's part once. Returns the tiles whose
+// rows hold the positions that they name. Cost: near the number of transfers and tiles.
+std::vector<Work> prove_flow(const Plan& plan, std::span<const RankPlan> parts, Pass pass, Faults& faults);
 
 // The tiles keep the pairs of the mask, each once. Cost: near the number of tiles times the bands that each meets.
-void prove_pairs(const Plan& plan, const MaskSpec& mask, const Phase& phase, Faults& faults);
-
-// What a step reads has arrived, and nothing in use or in flight is written.
-void prove_slots(const Phase& phase, Faults& faults);
-
-// Every send has a receive that is listed alike.
-class Meetings {
- public:
-  void add(const Phase& phase, Faults& faults);
-  void finish(Faults& faults) const;
-
- private:
-  // phase, before or after, step, src, dst, payload, owner, batch and head ranges, slots, rows
-  using Key = std::tuple<std::string, std::string, int64_t, int64_t, int64_t, Payload, int64_t, int64_t, int64_t,
-                         int64_t, int64_t, int64_t, int64_t, std::vector<int64_t>>;
-  std::map<Key, int64_t> balance_;  // listed by the source minus listed by the destination
-};
-
-// The gradient of each K/V gathers the part of every rank once and comes home.
-class GradientRoutes {
- public:
-  explicit GradientRoutes(int64_t world) : world_(world), ranks_(world) {}
-  void add(const Phase& backward);
-  void finish(Faults& faults) const;
-
-  // What one rank does to gradients in one step.
-  struct Visit {
-    int64_t owner = 0, slot = 0;
-    bool begins = true;
-    std::vector<Transfer> sends;
-  };
-
- private:
-  int64_t world_;
-  std::vector<std::vector<Visit>> ranks_;  // [rank][step]
-};
+void prove_pairs(const Plan& plan, const MaskSpec& mask, Pass pass, std::vector<Work> work, Faults& faults);
 
 }  // namespace ringspan::detail

@@ -10,110 +10,147 @@
 // Backward: K/V as above. In step s rank r adds to the gradient of owner r - s what the rank before has sent in s - 1.
 //     kFromOwner, W hops: the slots are [1 + s % 2], and the last hop brings the whole gradient home.
 //              step 0          step 1          step 2
-//     rank 0   dKV0 [1] >>     dKV2 [2] >>     dKV1 [1] >>    then dKV0 in [2]
-//     rank 1   dKV1 [1] >>     dKV0 [2] >>     dKV2 [1] >>    then dKV1 in [2]
-//     rank 2   dKV2 [1] >>     dKV1 [2] >>     dKV0 [1] >>    then dKV2 in [2]
-//     kFromNext, W - 1 hops: step 0 stays at home in [0], the others use [2 - s % 2]; the last hop's is added to [0].
+//     rank 0   dKV0 [1] >>     dKV2 [2] >>     dKV1 [1] >>    then dKV0 in [0]
+//     rank 1   dKV1 [1] >>     dKV0 [2] >>     dKV2 [1] >>    then dKV1 in [0]
+//     rank 2   dKV2 [1] >>     dKV1 [2] >>     dKV0 [1] >>    then dKV2 in [0]
+//     kFromNext, W - 1 hops: step 0 stays at home in [0], the others use [2 - s % 2]; the last hop adds to [0].
 //              step 0          step 1          step 2
-//     rank 0   dKV0 [0]        dKV2 [1] >>     dKV1 [2] >>    then dKV0 in [1], added to [0]
-//     rank 1   dKV1 [0]        dKV0 [1] >>     dKV2 [2] >>    then dKV1 in [1], added to [0]
-//     rank 2   dKV2 [0]        dKV1 [1] >>     dKV0 [2] >>    then dKV2 in [1], added to [0]
+//     rank 0   dKV0 [0]        dKV2 [1] >>     dKV1 [2] >>    then + dKV0 in [0]
+//     rank 1   dKV1 [0]        dKV0 [1] >>     dKV2 [2] >>    then + dKV1 in [0]
+//     rank 2   dKV2 [0]        dKV1 [1] >>     dKV0 [2] >>    then + dKV2 in [0]
 //
 // Messages a rank sends, K and V counted apart:   forward 2 (W - 1),
 //     backward 2 (W - 1) + 2 W (kFromOwner) or 4 (W - 1) (kFromNext); none where W = 1.
 // Bytes of one hop of equal shards of n rows:     batch * kv_heads * n * (qk_dim + v_dim) * element size,
 //     gradients with the accumulator's element size. Shards of other lengths pass through every rank too, so over
 //     all hops each rank sends what all but one of the shards hold (all of them for W gradient hops).
+//
+// "q_ring" has the same forward. Its backward is the same picture with the sides changed: K/V stay, and Q, dout, lse
+// and delta go round, with dQ (and a bias and its gradient, where it is split by rows) instead of dKV. Bytes of one hop
+// of n query rows, per batch entry, with e and a the element sizes of the input and of the accumulator:
+//     Q backward    n q_heads  ((qk_dim + v_dim) e + (qk_dim + 2) a)
+//     KV backward   n kv_heads ((qk_dim + v_dim) e + (qk_dim + v_dim) a)
+// so with as many KV heads as query heads Q sends 0.67 (16 bit) or 0.75 (fp32) of it where both head dims are equal.
+//
 // Every rank has the same steps and transfers, also where a shard is empty or the mask leaves nothing to compute.
 #include "ringspan/plan/ring.h"
 
-#include <algorithm>
+#include <utility>
 
 namespace ringspan::detail {
 namespace {
 
-int64_t wrap(int64_t rank, int64_t world) { return (rank % world + world) % world; }
+class RingWriter {
+ public:
+  RingWriter(const RankPlan& part, const Ring& ring) : part_(part), ring_(ring) {}
 
-// Where the K/V of step s lie.
-int64_t kv_slot(int64_t step) { return step == 0 ? kOwnSlot : 2 - step % 2; }
-
-// Where the gradients of step s gather; for s = world, where the last hop arrives.
-int64_t grad_slot(int64_t step, GradRoute route) {
-  if (route == GradRoute::kFromOwner) return 1 + step % 2;
-  return step == 0 ? kOwnSlot : 2 - step % 2;
-}
-
-std::vector<Tile> tiles_of(const Plan& plan, int64_t rank, int64_t owner) {
-  const ShardMap& q_map = plan.q_map();
-  const ShardMap& kv_map = plan.kv_map();
-  const int64_t num_lists = std::max({plan.mask().num_lists(), q_map.num_lists(), kv_map.num_lists()});
-  std::vector<Tile> tiles;
-  for (int64_t batch = 0; batch < num_lists; ++batch) {
-    const std::vector<Tile> found =
-        intersect(plan.mask(), batch, q_map.segments(rank, batch), kv_map.segments(owner, batch));
-    tiles.insert(tiles.end(), found.begin(), found.end());
-  }
-  // One list for all entries: the others differ in nothing but the batch index.
-  const size_t num_tiles = tiles.size();
-  const int64_t copies = num_lists == 1 ? plan.problem().batch : 1;
-  tiles.reserve(num_tiles * copies);
-  for (int64_t batch = 1; batch < copies; ++batch) {
-    for (size_t k = 0; k < num_tiles; ++k) {
-      tiles.push_back(tiles[k]);
-      tiles.back().batch = batch;
+  Step step(int64_t s) const {
+    const int64_t team = wrap(ring_.index - s, ring_.size);
+    Step step;
+    step.step = ring_.first_step + s;
+    const bool kv_visits = ring_.visitors == Ring::Side::kKv;
+    (kv_visits ? step.q : step.kv) = ring_.staying;
+    (kv_visits ? step.kv : step.q) = visitor(team, input_slot(s));
+    step.tiles = ring_.tiles_with(team);
+    if (s < ring_.size - 1) step.before = hop(s, ring_.inputs, input_slot(s), input_slot(s + 1), false);
+    GradientPlace& stays = kv_visits ? step.dq : step.dkv;
+    stays = {.slot = ring_.staying.slot, .begins = s == 0};
+    GradientPlace& goes = kv_visits ? step.dkv : step.dq;
+    const int64_t first_hop = from_owner() ? 0 : 1;
+    goes = {.slot = gradient_slot(s), .begins = s <= first_hop};
+    if (ring_.size > 1 && s >= first_hop && !ring_.gradients.empty()) {
+      const bool comes_home = s == ring_.size - 1;
+      step.after = hop(s, ring_.gradients, gradient_slot(s), comes_home ? ring_.own.slot : gradient_slot(s + 1),
+                       comes_home && !from_owner());
     }
+    return step;
   }
-  return tiles;
-}
 
-// One hop around the ring as rank `rank` lists it: its sends of `owner`'s rows, then its receives of those of the
-// owner that the rank before works on.
-std::vector<Transfer> hop(const RankPlan& part, int64_t step, Payload first, Payload second, int64_t src_slot,
-                          int64_t dst_slot) {
-  std::vector<Transfer> transfers;
-  for (int64_t src : {part.rank, wrap(part.rank - 1, part.world)}) {
-    const int64_t owner = wrap(src - step, part.world);
-    for (Payload payload : {first, second}) {
-      transfers.push_back({.step = step,
-                           .src = src,
-                           .dst = wrap(src + 1, part.world),
-                           .payload = payload,
-                           .owner = owner,
-                           .batch_begin = 0,
-                           .batch_end = part.problem.batch,
-                           .head_begin = 0,
-                           .head_end = part.problem.kv_heads,
-                           .rows = {{.begin = 0, .end = part.kv_rows[owner]}},
-                           .src_slot = src_slot,
-                           .dst_slot = dst_slot});
-    }
+ private:
+  bool from_owner() const { return part_.grad_route == GradRoute::kFromOwner; }
+
+  int64_t input_slot(int64_t s) const { return ring_.own.slot + (s == 0 ? 0 : 2 - s % 2); }
+
+  int64_t gradient_slot(int64_t s) const {
+    if (ring_.size == 1) return ring_.own.slot;
+    return from_owner() ? ring_.own.slot + 1 + s % 2 : input_slot(s);
   }
-  return transfers;
+
+  Operand visitor(int64_t team, int64_t slot) const {
+    Operand operand = ring_.own;
+    operand.slot = slot;
+    operand.rows = ring_.rows[team];
+    if (operand.owner != kSeveral) operand.owner = ring_.rank_of(team);
+    return operand;
+  }
+
+  // One hop as this rank lists it: its sends, then its receives.
+  std::vector<Transfer> hop(int64_t s, const std::vector<Payload>& payloads, int64_t src_slot, int64_t dst_slot,
+                            bool adds) const {
+    std::vector<Transfer> transfers;
+    for (const int64_t src_team : {ring_.index, wrap(ring_.index - 1, ring_.size)}) {
+      const int64_t team = wrap(src_team - s, ring_.size);
+      const Operand from = visitor(team, src_slot);
+      const Route route{.step = ring_.first_step + s,
+                        .needed_by = ring_.first_step + s + 1,
+                        .src = ring_.rank_of(src_team),
+                        .dst = ring_.rank_of(wrap(src_team + 1, ring_.size)),
+                        .owner = from.owner,
+                        .from = from,
+                        .to = visitor(team, dst_slot),
+                        .adds = adds};
+      for (const Payload payload : payloads) {
+        transfers.push_back(transfer_of(part_, payload, route, {{0, ring_.rows[team]}}));
+      }
+    }
+    return transfers;
+  }
+
+  const RankPlan& part_;
+  const Ring& ring_;
+};
+
+// One rank a team, forward.
+Ring plain_ring(const Plan& plan, const RankPlan& part) {
+  return {.size = part.world,
+          .index = part.rank,
+          .rows = part.kv_rows,
+          .own = own_kv(part),
+          .staying = own_q(part),
+          .inputs = kv_inputs(),
+          .rank_of = [](int64_t team) { return team; },
+          .tiles_with =
+              [&plan, &part](int64_t owner) {
+                return tiles_between(plan, rows_of(plan.q_map(), part.rank), rows_of(plan.kv_map(), owner));
+              }};
 }
 
 }  // namespace
 
-void build_ring(const Plan& plan, RankPlan& part) {
-  const GradRoute route = part.grad_route;
-  for (int64_t s = 0; s < part.world; ++s) {
-    Step step;
-    step.step = s;
-    step.kv_owner = wrap(part.rank - s, part.world);
-    step.kv_slot = kv_slot(s);
-    step.tiles = tiles_of(plan, part.rank, step.kv_owner);
-    if (s < part.world - 1) step.before = hop(part, s, Payload::kK, Payload::kV, kv_slot(s), kv_slot(s + 1));
-    part.forward.push_back(step);
+void append_ring(const RankPlan& part, const Ring& ring, std::vector<Step>& steps) {
+  const RingWriter writer(part, ring);
+  for (int64_t s = 0; s < ring.size; ++s) steps.push_back(writer.step(s));
+}
 
-    const int64_t first_hop = route == GradRoute::kFromOwner ? 0 : 1;
-    if (part.world > 1) {
-      step.grad_slot = grad_slot(s, route);
-      step.grad_begins = s <= first_hop;
-      if (s >= first_hop) {
-        step.after = hop(part, s, Payload::kDk, Payload::kDv, grad_slot(s, route), grad_slot(s + 1, route));
-      }
-    }
-    part.backward.push_back(std::move(step));
-  }
+void build_ring(const Plan& plan, RankPlan& part) {
+  Ring ring = plain_ring(plan, part);
+  append_ring(part, ring, part.forward);
+  ring.gradients = kv_gradients();
+  append_ring(part, ring, part.backward);
+}
+
+void build_q_ring(const Plan& plan, RankPlan& part) {
+  Ring ring = plain_ring(plan, part);
+  append_ring(part, ring, part.forward);
+  ring.visitors = Ring::Side::kQ;
+  ring.rows = part.q_rows;
+  std::swap(ring.own, ring.staying);
+  ring.inputs = backward_q_inputs(part.problem);
+  ring.gradients = q_gradients(part.problem);
+  ring.tiles_with = [&](int64_t owner) {
+    return tiles_between(plan, rows_of(plan.q_map(), owner), rows_of(plan.kv_map(), part.rank));
+  };
+  append_ring(part, ring, part.backward);
 }
 
 }  // namespace ringspan::detail

@@ -2,6 +2,7 @@
 #include <iomanip>
 #include <sstream>
 
+#include "ringspan/base/error.h"
 #include "ringspan/plan/plan.h"
 
 namespace ringspan {
@@ -13,30 +14,58 @@ int64_t count_pairs_of(const Step& step) {
   return pairs;
 }
 
-// "k+v of 3 [0]->2[1], 512 bytes": what `rank` sends in a step.
-std::string describe_sends(const std::vector<Transfer>& transfers, const RankPlan& part) {
-  std::ostringstream names, text;
-  int64_t bytes = 0;
-  const Transfer* last = nullptr;
-  for (const Transfer& transfer : transfers) {
-    if (transfer.src != part.rank) continue;
-    names << (last == nullptr ? "" : "+") << name_of(transfer.payload);
-    bytes += bytes_of(transfer, part.problem);
-    last = &transfer;
+// "3[1]" or "several[1]": whose rows, in which slot.
+std::string describe(const Operand& operand) {
+  std::ostringstream text;
+  if (operand.owner == kSeveral) {
+    text << "several";
+  } else {
+    text << operand.owner;
   }
-  if (last == nullptr) return "";
-  text << names.str() << " of " << last->owner << " [" << last->src_slot << "] -> rank " << last->dst << " ["
-       << last->dst_slot << "], " << bytes << " bytes";
+  text << '[' << operand.slot << ']';
+  return text.str();
+}
+
+// "k+v of 3 [0] -> rank 2 [1], 512 bytes; ...": what `rank` sends in a step, by destination.
+std::string describe_sends(const std::vector<Transfer>& transfers, const RankPlan& part) {
+  struct Group {
+    const Transfer* first;
+    std::string names;
+    int64_t bytes = 0;
+  };
+  std::vector<Group> groups;
+  for (const Transfer& transfer : transfers) {
+    if (transfer.src != part.rank || !transfer.is_sent()) continue;
+    if (groups.empty() || groups.back().first->dst != transfer.dst) groups.push_back({&transfer, ""});
+    Group& group = groups.back();
+    group.names += concat(group.names.empty() ? "" : "+", name_of(transfer.payload));
+    group.bytes += bytes_of(transfer, part.problem);
+  }
+  std::ostringstream text;
+  for (const Group& group : groups) {
+    const Transfer& first = *group.first;
+    text << (&group == &groups.front() ? "" : "; ") << group.names << " of "
+         << (first.owner == kSeveral ? std::string("several") : std::to_string(first.owner)) << " [" << first.from.slot
+         << "] -> rank " << first.dst << " [" << first.to.slot << "], " << group.bytes << " bytes";
+  }
   return text.str();
 }
 
 void write_steps(std::ostringstream& text, const char* name, const std::vector<Step>& steps, const RankPlan& part,
                  bool has_gradients) {
+  const auto gradient = [](const GradientPlace& place) {
+    return concat(place.begins ? "begins" : "adds  ", " [", place.slot, "]");
+  };
   text << "  " << name << "\n";
   for (const Step& step : steps) {
-    text << "    step " << step.step << "  kv of " << step.kv_owner << " [" << step.kv_slot << "]";
-    if (has_gradients) text << "  grad " << (step.grad_begins ? "begins" : "adds  ") << " [" << step.grad_slot << "]";
-    text << "  tiles " << std::setw(4) << step.tiles.size() << "  pairs " << std::setw(10) << count_pairs_of(step);
+    text << "    step " << step.step;
+    if (step.computes) {
+      text << "  q of " << describe(step.q) << "  kv of " << describe(step.kv);
+      if (has_gradients) text << "  dq " << gradient(step.dq) << "  dkv " << gradient(step.dkv);
+      text << "  tiles " << std::setw(4) << step.tiles.size() << "  pairs " << std::setw(10) << count_pairs_of(step);
+    } else {
+      text << "  computes nothing";
+    }
     const std::string before = describe_sends(step.before, part), after = describe_sends(step.after, part);
     if (!before.empty()) text << "  | before: " << before;
     if (!after.empty()) text << "  | after: " << after;

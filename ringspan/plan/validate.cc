@@ -16,83 +16,73 @@ std::vector<std::string> Faults::take() {
 
 namespace {
 
-// Takes the parts in rank order.
-class Validator {
- public:
-  Validator(const Plan& plan, const MaskSpec& mask) : plan_(plan), mask_(mask), routes_(plan.world()) {
-    const Problem& problem = plan.problem();
-    if (mask.q_len() != problem.q_len || mask.kv_len() != problem.kv_len) {
-      faults_.add("the mask has ", mask.q_len(), " x ", mask.kv_len(), " positions, the problem ", problem.q_len, " x ",
-                  problem.kv_len);
-      is_comparable_ = false;
-    }
-    if (mask.num_lists() != 1 && mask.num_lists() != problem.batch) {
-      faults_.add("the mask has ", mask.num_lists(), " batch entries, the problem ", problem.batch);
-      is_comparable_ = false;
-    }
+// Whether mask and parts answer this plan's question; without that nothing else is worth a look.
+bool belong(const Plan& plan, std::span<const RankPlan> parts, const MaskSpec& mask, detail::Faults& faults) {
+  const Problem& problem = plan.problem();
+  if (mask.q_len() != problem.q_len || mask.kv_len() != problem.kv_len) {
+    faults.add("the mask has ", mask.q_len(), " x ", mask.kv_len(), " positions, the problem ", problem.q_len, " x ",
+               problem.kv_len);
   }
-
-  void add(const RankPlan& part) {
-    if (!is_comparable_ || !belongs(part)) return;
-    ++num_parts_;
-    for (const detail::Phase& phase :
-         {detail::Phase{part, part.forward, "forward"}, detail::Phase{part, part.backward, "backward"}}) {
-      detail::prove_pairs(plan_, mask_, phase, faults_);
-      detail::prove_slots(phase, faults_);
-      meetings_.add(phase, faults_);
-    }
-    routes_.add({part, part.backward, "backward"});
+  if (mask.num_lists() != 1 && mask.num_lists() != problem.batch) {
+    faults.add("the mask has ", mask.num_lists(), " batch entries, the problem ", problem.batch);
   }
-
-  std::vector<std::string> finish() {
-    if (is_comparable_) {
-      if (num_parts_ != plan_.world()) faults_.add("there are ", num_parts_, " parts for ", plan_.world(), " ranks");
-      meetings_.finish(faults_);
-      routes_.finish(faults_);
-    }
-    return faults_.take();
+  if (static_cast<int64_t>(parts.size()) != plan.world()) {
+    faults.add("there are ", parts.size(), " parts for ", plan.world(), " ranks");
   }
-
- private:
-  // Whether the part answers this plan's question; without that nothing else is worth a look.
-  bool belongs(const RankPlan& part) {
-    bool fits = part.world == plan_.world() && part.rank == num_parts_ && part.problem == plan_.problem() &&
-                part.schedule == plan_.schedule() && part.grad_route == plan_.grad_route() &&
-                static_cast<int64_t>(part.q_rows.size()) == plan_.world() &&
-                static_cast<int64_t>(part.kv_rows.size()) == plan_.world();
-    for (int64_t rank = 0; fits && rank < plan_.world(); ++rank) {
-      fits =
-          part.q_rows[rank] == plan_.q_map().local_rows(rank) && part.kv_rows[rank] == plan_.kv_map().local_rows(rank);
+  for (size_t i = 0; i < parts.size(); ++i) {
+    const RankPlan& part = parts[i];
+    bool fits = part.world == plan.world() && part.rank == static_cast<int64_t>(i) && part.problem == problem &&
+                part.schedule == plan.schedule() && part.grad_route == plan.grad_route() &&
+                static_cast<int64_t>(part.q_rows.size()) == plan.world() &&
+                static_cast<int64_t>(part.kv_rows.size()) == plan.world();
+    for (int64_t rank = 0; fits && rank < plan.world(); ++rank) {
+      fits = part.q_rows[rank] == plan.q_map().local_rows(rank) && part.kv_rows[rank] == plan.kv_map().local_rows(rank);
     }
-    fits = fits && part.q_padding == padding_of(plan_.q_map(), part.rank);
     if (!fits) {
-      faults_.add("the part of rank ", part.rank, " of ", part.world, " (", part.problem.str(), ") is not part ",
-                  num_parts_, " of this plan");
+      faults.add("the part of rank ", part.rank, " of ", part.world, " (", part.problem.str(), ") is not part ", i,
+                 " of this plan");
     }
-    return fits;
   }
+  return !faults.any();
+}
 
-  const Plan& plan_;
-  const MaskSpec& mask_;
-  detail::Faults faults_;
-  detail::Meetings meetings_;
-  detail::GradientRoutes routes_;
-  bool is_comparable_ = true;
-  int64_t num_parts_ = 0;
-};
+// Blocks of heads keep the ratio of query heads to K/V heads.
+void prove_heads(const RankPlan& part, detail::Faults& faults) {
+  const int64_t ratio = part.problem.heads_per_kv();
+  for (const HeadBlock& block : part.heads) {
+    const int64_t q_heads = block.q_end - block.q_begin, kv_heads = block.kv_end - block.kv_begin;
+    bool fits = q_heads > 0 && kv_heads > 0 && q_heads % kv_heads == 0 && block.q_begin >= 0 &&
+                block.q_end <= part.problem.q_heads;
+    for (int64_t head = 0; fits && head < q_heads; ++head) {
+      fits = (block.q_begin + head) / ratio == block.kv_begin + head / (q_heads / kv_heads);
+    }
+    if (!fits) {
+      faults.add("rank ", part.rank, ": query heads ", block.q_begin, "..", block.q_end, " do not read KV heads ",
+                 block.kv_begin, "..", block.kv_end, ", with ", ratio, " query heads for each");
+    }
+  }
+}
 
 }  // namespace
 
 std::vector<std::string> validate(const Plan& plan, const MaskSpec& mask) {
-  Validator validator(plan, mask);
-  for (int64_t rank = 0; rank < plan.world(); ++rank) validator.add(plan.rank(rank));
-  return validator.finish();
+  std::vector<RankPlan> parts;
+  for (int64_t rank = 0; rank < plan.world(); ++rank) parts.push_back(plan.rank(rank));
+  return validate(plan, parts, mask);
 }
 
 std::vector<std::string> validate(const Plan& plan, std::span<const RankPlan> parts, const MaskSpec& mask) {
-  Validator validator(plan, mask);
-  for (const RankPlan& part : parts) validator.add(part);
-  return validator.finish();
+  detail::Faults faults;
+  if (!belong(plan, parts, mask, faults)) return faults.take();
+  for (const RankPlan& part : parts) prove_heads(part, faults);
+  for (const detail::Pass pass : {detail::Pass::kForward, detail::Pass::kBackward})
+    detail::prove_transfers(parts, pass, faults);
+  // What follows looks into buffers, which must be what the transfers say.
+  if (faults.any()) return faults.take();
+  for (const detail::Pass pass : {detail::Pass::kForward, detail::Pass::kBackward}) {
+    detail::prove_pairs(plan, mask, pass, detail::prove_flow(plan, parts, pass, faults), faults);
+  }
+  return faults.take();
 }
 
 }  // namespace ringspan

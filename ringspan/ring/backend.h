@@ -1,5 +1,5 @@
-// What the ring loop asks of whoever moves the data and does the arithmetic. Three backends exist: the host's (views,
-// our kernels, a Transport) and two of the PyTorch binding (tensors, c10d, and our kernels or a device's own ops).
+// What the loop asks of whoever moves the data and does the arithmetic. Two backends exist: our kernels (kernel_backend
+// .h, over any Store) and, in the PyTorch binding, a device's own ops.
 #pragma once
 
 #include <concepts>
@@ -11,9 +11,9 @@
 namespace ringspan {
 
 template <class B>
-concept Exchanging = requires(B backend, std::span<const Transfer> transfers) {
-  backend.post(transfers);  // begin all of them; returns at once
-  backend.wait(transfers);  // until all of them are complete on this rank
+concept Exchanging = requires(B backend, std::span<const Transfer> transfers, int64_t step, bool gradients) {
+  backend.post(transfers);        // begin all of them; returns at once
+  backend.wait(step, gradients);  // until those that the step needs are complete here: the gradients, or all else
 };
 
 template <class B>
@@ -24,11 +24,11 @@ concept ForwardBackend = Exchanging<B> && requires(B backend, const Step& step) 
 
 template <class B>
 concept BackwardBackend = Exchanging<B> && requires(B backend, const Step& step, std::function<void()> arrived) {
-  // Adds the gradients of the step's tiles; calls `arrived` once before it touches the step's gradient slot, so that
-  // the part of the other ranks travels while this rank computes.
+  // Adds the gradients of the step's tiles; calls `arrived` once before it touches a gradient that travels, so that the
+  // part of the other ranks travels while this rank computes.
   backend.attend_backward(step, arrived);
-  // All gradients of this rank's own rows are in: convert and write them. `last` is the last step.
-  backend.finish(/*last=*/step);
+  // All gradients of this rank's own rows are in: convert and write them.
+  backend.finish();
 };
 
 }  // namespace ringspan

@@ -1,5 +1,5 @@
-// The ring loop, written once. It has no rank test and no mask test: all branching sits in the plan, and every rank
-// makes the same sequence of posts and waits, also where it has nothing to compute.
+// The loop that runs a plan, written once for every schedule. It has no rank test and no mask test: all branching sits
+// in the plan, and every rank makes the same sequence of posts and waits, also where it has nothing to compute.
 //
 //   step           0               1               2
 //   exchange   | post 0 ------> wait 0 | post 1 -> wait 1 |
@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <span>
 
 #include "ringspan/plan/plan.h"
@@ -16,26 +17,36 @@ namespace ringspan {
 
 template <ForwardBackend Backend>
 void run_forward(std::span<const Step> steps, Backend& backend) {
-  for (std::size_t i = 0; i < steps.size(); ++i) {
-    if (i > 0) backend.wait(std::span<const Transfer>(steps[i - 1].before));
-    backend.post(std::span<const Transfer>(steps[i].before));
-    backend.attend(steps[i], i == 0, i + 1 == steps.size());
+  int64_t first = -1, last = -1;
+  for (const Step& step : steps) {
+    if (!step.computes) continue;
+    if (first < 0) first = step.step;
+    last = step.step;
   }
+  for (const Step& step : steps) {
+    backend.wait(step.step, /*gradients=*/false);
+    backend.post(std::span(step.before));
+    if (step.computes) backend.attend(step, step.step == first, step.step == last);
+    backend.post(std::span(step.after));
+  }
+  backend.wait(static_cast<int64_t>(steps.size()), /*gradients=*/false);
 }
 
-// The gradients of K/V follow one step behind: what a rank sent after step i - 1 is added to in step i.
 template <BackwardBackend Backend>
 void run_backward(std::span<const Step> steps, Backend& backend) {
-  for (std::size_t i = 0; i < steps.size(); ++i) {
-    if (i > 0) backend.wait(std::span<const Transfer>(steps[i - 1].before));
-    backend.post(std::span<const Transfer>(steps[i].before));
-    backend.attend_backward(steps[i], [&] {
-      if (i > 0) backend.wait(std::span<const Transfer>(steps[i - 1].after));
-    });
-    backend.post(std::span<const Transfer>(steps[i].after));
+  for (const Step& step : steps) {
+    backend.wait(step.step, /*gradients=*/false);
+    backend.post(std::span(step.before));
+    const auto arrived = [&] { backend.wait(step.step, /*gradients=*/true); };
+    if (step.computes) {
+      backend.attend_backward(step, arrived);
+    } else {
+      arrived();
+    }
+    backend.post(std::span(step.after));
   }
-  backend.wait(std::span<const Transfer>(steps.back().after));
-  backend.finish(steps.back());
+  for (const bool gradients : {false, true}) backend.wait(static_cast<int64_t>(steps.size()), gradients);
+  backend.finish();
 }
 
 }  // namespace ringspan

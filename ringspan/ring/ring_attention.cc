@@ -1,8 +1,10 @@
 #include "ringspan/ring/ring_attention.h"
 
+#include <tuple>
+
 #include "ringspan/base/error.h"
 #include "ringspan/ring/executor.h"
-#include "ringspan/ring/host_backend.h"
+#include "ringspan/ring/host_store.h"
 
 namespace ringspan {
 namespace {
@@ -15,6 +17,22 @@ void check_size(const char* name, const std::array<int64_t, 4>& size, const std:
 void check_view(const char* name, const ConstTensorView& view, DType dtype, const std::array<int64_t, 4>& size) {
   RINGSPAN_CHECK(view.dtype == dtype, name, " is ", name_of(view.dtype), ", the plan needs ", name_of(dtype));
   check_size(name, view.size, size);
+}
+
+// A tensor by query rows, of shape [batch, heads, rows, columns] with strides 0 on shared axes: what the plan says of it
+// must be so, for it travels with the rows.
+void check_row_tensor(const char* name, const RankPlan& part, const RowTensor& planned,
+                      const std::array<int64_t, 4>& size, const std::array<int64_t, 4>& stride) {
+  const bool is_by_row = stride[2] != 0;
+  RINGSPAN_CHECK(planned.is_given() || !is_by_row || !moves_queries(part), name,
+                 " has a row for each query and the plan of schedule ", name_of(part.schedule),
+                 ", which moves query rows, has none; give its sizes in Problem::", name);
+  if (!planned.is_given()) return;
+  const bool batch_fits = planned.batch == size[0] || stride[0] == 0;
+  const bool heads_fit = planned.heads == size[1] || stride[1] == 0;
+  RINGSPAN_CHECK(batch_fits && heads_fit, name, " has strides ", stride[0], " and ", stride[1],
+                 " over batch entries and heads, the plan counts ", planned.batch, " and ", planned.heads,
+                 " of them; an axis of 1 must be shared");
 }
 
 void check_call(const RankPlan& part, const Transport& transport, const ConstTensorView& q, const ConstTensorView& k,
@@ -32,8 +50,20 @@ void check_call(const RankPlan& part, const Transport& transport, const ConstTen
   }
   if (extras.sink.data) check_view("sink", extras.sink, accumulator_of(p.dtype), {1, p.q_heads, 1, 1});
   const std::array<int64_t, 4> pairs{p.batch, p.q_heads, q_rows, p.kv_len};
-  if (extras.pairs.bias.data) check_size("bias", extras.pairs.bias.size, pairs);
-  if (extras.pairs.mask.data && !extras.pairs.mask.rows_are_grids) check_size("mask", extras.pairs.mask.size, pairs);
+  const PairInputs& in = extras.pairs;
+  for (const auto& [name, planned, data] :
+       {std::tuple("bias", &p.bias, in.bias.data), std::tuple("mask", &p.mask, in.mask.data)}) {
+    RINGSPAN_CHECK(data || !planned->is_given() || q_rows == 0, "the plan has a ", name,
+                   " and the call none; give both or neither");
+  }
+  if (in.bias.data) {
+    check_size("bias", in.bias.size, pairs);
+    check_row_tensor("bias", part, p.bias, in.bias.size, in.bias.stride);
+  }
+  if (in.mask.data && !in.mask.rows_are_grids) {
+    check_size("mask", in.mask.size, pairs);
+    check_row_tensor("mask", part, p.mask, in.mask.size, in.mask.stride);
+  }
 }
 
 }  // namespace
@@ -41,7 +71,8 @@ void check_call(const RankPlan& part, const Transport& transport, const ConstTen
 void ring_forward(const RankPlan& part, Transport& transport, const ConstTensorView& q, const ConstTensorView& k,
                   const ConstTensorView& v, const OutputView& output, const Parallel& parallel, const Extras& extras) {
   check_call(part, transport, q, k, v, output, extras);
-  HostForward backend(part, transport, q, k, v, output, extras, parallel);
+  HostStore store(part, transport);
+  KernelForward backend(part, store, q, k, v, output, extras, parallel);
   run_forward(part.forward, backend);
 }
 
@@ -57,7 +88,11 @@ void ring_backward(const RankPlan& part, Transport& transport, const ConstTensor
   if (dlse.data) check_view("dlse", dlse, accumulator_of(q.dtype), output.lse.size);
   if (extras.sink.data) check_view("dsink", grads.dsink, extras.sink.dtype, extras.sink.size);
   if (grads.dbias.data) check_view("dbias", grads.dbias, accumulator_of(q.dtype), extras.pairs.bias.size);
-  HostBackward backend(part, transport, q, k, v, output, dout, dlse, grads, extras, parallel);
+  const RowTensor& bias = part.problem.bias;
+  RINGSPAN_CHECK(!bias.wants_gradient || grads.dbias.data || part.q_rows[part.rank] == 0,
+                 "the plan has a gradient of the bias and the call none; give dbias");
+  HostStore store(part, transport);
+  KernelBackward backend(part, store, q, k, v, output, dout, dlse, grads, extras, parallel);
   run_backward(part.backward, backend);
 }
 

@@ -3,7 +3,7 @@
 
 #include "ringspan/base/parallel.h"
 #include "ringspan/plan/plan.h"
-#include "ringspan/ring/local_attention.h"
+#include "ringspan/ring/kernel_backend.h"
 #include "ringspan/softmax/softmax_state.h"
 #include "ringspan/transport/transport.h"
 

@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <sstream>
+#include <utility>
 
 #include "ringspan/base/error.h"
 
@@ -49,6 +50,13 @@ void Problem::check() const {
   RINGSPAN_CHECK(layout != Layout::kTND || batch == 1, "batch is ", batch, " in layout TND, which has no batch axis");
   RINGSPAN_CHECK(std::isfinite(scale), "scale is ", scale,
                  "; it must be finite (default_scale() gives 1/sqrt(qk_dim))");
+  for (const auto& [name, tensor] : {std::pair("bias", &bias), std::pair("mask", &mask)}) {
+    if (!tensor->is_given()) continue;
+    RINGSPAN_CHECK((tensor->batch == 1 || tensor->batch == batch) && (tensor->heads == 1 || tensor->heads == q_heads),
+                   name, " has ", tensor->batch, " batch entries and ", tensor->heads, " heads, the problem ", batch,
+                   " and ", q_heads, "; each must be 1 or as many");
+    check_range(name, tensor->element_bytes, 1, 8);
+  }
 }
 
 std::string Problem::str() const {
@@ -56,6 +64,8 @@ std::string Problem::str() const {
   text << "batch " << batch << ", heads " << q_heads << "/" << kv_heads << ", q_len " << q_len << ", kv_len " << kv_len
        << ", qk_dim " << qk_dim << ", v_dim " << v_dim << ", " << name_of(dtype) << ", " << name_of(layout)
        << ", scale " << scale;
+  if (bias.is_given()) text << ", bias by rows";
+  if (mask.is_given()) text << ", mask by rows";
   return text.str();
 }
 

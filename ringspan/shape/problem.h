@@ -17,6 +17,16 @@ enum class Layout : uint8_t { kBNSD, kBSND, kBSH, kSBH, kTND };
 const char* name_of(Layout layout);
 Layout parse_layout(std::string_view name);
 
+// A tensor [batch or 1, query heads or 1, query rows, key positions] that is split by query rows beside q: where query
+// rows travel, it travels with them. `batch` 0 = there is none (or all rows share it, and every rank has it).
+struct RowTensor {
+  int64_t batch = 0, heads = 0, element_bytes = 0;
+  bool wants_gradient = false;
+
+  bool is_given() const { return batch > 0; }
+  bool operator==(const RowTensor&) const = default;
+};
+
 struct Problem {
   int64_t batch = 1;
   int64_t q_heads = 1;
@@ -27,7 +37,8 @@ struct Problem {
   int64_t v_dim = 0;     // head dim of v and out, 1..768
   DType dtype = DType::kF32;
   Layout layout = Layout::kBNSD;
-  double scale = 0;  // scores are scale * (q . k); default_scale() where the user gave none
+  double scale = 0;      // scores are scale * (q . k); default_scale() where the user gave none
+  RowTensor bias{}, mask{};
 
   int64_t heads_per_kv() const { return q_heads / kv_heads; }
 

@@ -83,9 +83,12 @@ TEST(Plan, JsonRoundTrip) {
       problem.dtype = DType::kF64;
       const Plan plan = build_plan(problem, documents_by_lengths(16, {{3, 5, 2, 6}, {2, 0, 7}}, {}), map, map,
                                    Schedule::kRing, route);
-      for (int64_t rank = 0; rank < plan.world(); ++rank) {
-        const RankPlan part = plan.rank(rank);
-        EXPECT_EQ(rank_plan_from_json(to_json(part)), part) << name;
+      for (const Schedule& schedule : schedules_for(plan.world())) {
+        const Plan other = build_plan(problem, plan.mask(), map, map, schedule, route);
+        for (int64_t rank = 0; rank < plan.world(); ++rank) {
+          const RankPlan part = other.rank(rank);
+          EXPECT_EQ(rank_plan_from_json(to_json(part)), part) << name << ' ' << name_of(schedule);
+        }
       }
     }
   }
@@ -118,13 +121,14 @@ TEST(Plan, PrintsOneLinePerStep) {
   EXPECT_EQ(plan.rank(1).str(),
             "rank 1 of 2, ring, 4 query rows, 4 K/V rows\n"
             "  forward\n"
-            "    step 0  kv of 1 [0]  tiles    1  pairs         10  | before: k+v of 1 [0] -> rank 0 [1], 640 bytes\n"
-            "    step 1  kv of 0 [1]  tiles    1  pairs         16\n"
-            "  backward\n"
-            "    step 0  kv of 1 [0]  grad begins [0]  tiles    1  pairs         10"
+            "    step 0  q of 1[0]  kv of 1[0]  tiles    1  pairs         10"
             "  | before: k+v of 1 [0] -> rank 0 [1], 640 bytes\n"
-            "    step 1  kv of 0 [1]  grad begins [1]  tiles    1  pairs         16"
-            "  | after: dk+dv of 0 [1] -> rank 0 [2], 1280 bytes\n"
+            "    step 1  q of 1[0]  kv of 0[1]  tiles    1  pairs         16\n"
+            "  backward\n"
+            "    step 0  q of 1[0]  kv of 1[0]  dq begins [0]  dkv begins [0]  tiles    1  pairs         10"
+            "  | before: k+v of 1 [0] -> rank 0 [1], 640 bytes\n"
+            "    step 1  q of 1[0]  kv of 0[1]  dq adds   [0]  dkv begins [1]  tiles    1  pairs         16"
+            "  | after: dk+dv of 0 [1] -> rank 0 [0], 1280 bytes\n"
             "  sends 640 bytes forward, 1920 backward\n");
   const std::string text = plan.str();
   EXPECT_EQ(text.find("ring over 2 ranks: batch 1, heads 4/2, q_len 8"), 0u);
@@ -145,11 +149,13 @@ TEST(Transfer, BytesFollowPayloadAndDtype) {
   EXPECT_EQ(bytes(Payload::kDv), 5 * 2 * 2 * 16 * 4);
   EXPECT_EQ(bytes(Payload::kQ), bytes(Payload::kK));
   EXPECT_EQ(bytes(Payload::kOut), bytes(Payload::kV));
-  EXPECT_EQ(bytes(Payload::kStats), 5 * 2 * 2 * 4);
+  EXPECT_EQ(bytes(Payload::kLse), 5 * 2 * 2 * 4);
+  EXPECT_EQ(bytes(Payload::kDq), bytes(Payload::kDk));
 }
 
 TEST(Transfer, PayloadNamesRoundTrip) {
-  for (const char* name : {"q", "k", "v", "out", "stats", "dout", "delta", "dq", "dk", "dv"}) {
+  for (const char* name :
+       {"q", "k", "v", "out", "max", "sum", "lse", "dout", "delta", "bias", "mask", "dq", "dk", "dv", "dbias"}) {
     EXPECT_STREQ(name_of(parse_payload(name)), name);
   }
   EXPECT_THROW(parse_payload("qkv"), Error);

@@ -28,7 +28,7 @@ PairGrid computed(const Plan& plan, Direction direction, int64_t batch) {
     const RankPlan part = plan.rank(rank);
     const std::vector<int64_t> q = plan.q_map().positions(rank, batch);
     for (const Step& step : steps_of(part, direction)) {
-      const std::vector<int64_t> kv = plan.kv_map().positions(step.kv_owner, batch);
+      const std::vector<int64_t> kv = plan.kv_map().positions(step.kv.owner, batch);
       for (const Tile& tile : step.tiles) {
         if (tile.batch != batch) continue;
         for (int64_t a = 0; a < tile.q_rows; ++a) {
@@ -61,12 +61,13 @@ struct Machine {
     std::vector<std::multiset<int64_t>> in_flight;
     for (const Transfer& t : transfers) {
       EXPECT_EQ(std::count(kept_by_peer.begin(), kept_by_peer.end(), t), 1);
-      in_flight.push_back(slots[{t.src, t.payload}].at(t.src_slot));
-      slots[{t.src, t.payload}].erase(t.src_slot);
+      in_flight.push_back(slots[{t.src, t.payload}].at(t.from.slot));
+      slots[{t.src, t.payload}].erase(t.from.slot);
     }
     for (size_t k = 0; k < transfers.size(); ++k) {
-      EXPECT_FALSE((slots[{transfers[k].dst, transfers[k].payload}].contains(transfers[k].dst_slot)));
-      slots[{transfers[k].dst, transfers[k].payload}][transfers[k].dst_slot] = in_flight[k];
+      auto& targets = slots[{transfers[k].dst, transfers[k].payload}];
+      EXPECT_EQ(targets.contains(transfers[k].to.slot), transfers[k].adds);
+      targets[transfers[k].to.slot].insert(in_flight[k].begin(), in_flight[k].end());
     }
   }
 };
@@ -93,15 +94,15 @@ void run_messages(const Plan& plan, Direction direction) {
   for (int64_t s = 0; s < plan.world(); ++s) {
     for (const RankPlan& part : parts) {
       const Step& step = steps_of(part, direction).at(s);
-      EXPECT_EQ(step.kv_owner, (part.rank - s + plan.world()) % plan.world());
+      EXPECT_EQ(step.kv.owner, (part.rank - s + plan.world()) % plan.world());
       for (Payload payload : {Payload::kK, Payload::kV}) {
-        EXPECT_EQ((machine.slots[{part.rank, payload}].at(step.kv_slot)), std::multiset<int64_t>{step.kv_owner});
+        EXPECT_EQ((machine.slots[{part.rank, payload}].at(step.kv.slot)), std::multiset<int64_t>{step.kv.owner});
       }
       if (direction == Direction::kForward) continue;
       for (Payload payload : {Payload::kDk, Payload::kDv}) {
         auto& slots = machine.slots[{part.rank, payload}];
-        EXPECT_EQ(step.grad_begins, !slots.contains(step.grad_slot));
-        slots[step.grad_slot].insert(part.rank);
+        EXPECT_EQ(step.dkv.begins, !slots.contains(step.dkv.slot));
+        slots[step.dkv.slot].insert(part.rank);
         EXPECT_LE(slots.size(), plan.grad_route() == GradRoute::kFromOwner ? 2u : 3u);
       }
     }
@@ -117,9 +118,7 @@ void run_messages(const Plan& plan, Direction direction) {
   for (int64_t rank = 0; rank < plan.world(); ++rank) everyone.insert(rank);
   for (int64_t rank = 0; rank < plan.world(); ++rank) {
     for (Payload payload : {Payload::kDk, Payload::kDv}) {
-      std::multiset<int64_t> home;
-      for (const auto& [slot, ranks] : machine.slots[{rank, payload}]) home.insert(ranks.begin(), ranks.end());
-      EXPECT_EQ(home, everyone);
+      EXPECT_EQ((machine.slots[{rank, payload}].at(kOwnSlot)), everyone);
     }
   }
 }

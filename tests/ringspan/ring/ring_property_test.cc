@@ -33,6 +33,10 @@ class Source {
   bool chance(int percent) { return in(0, 99) < percent; }
   double real() { return static_cast<double>(engine_() >> 11) * 0x1p-53; }
   template <class T>
+  T of(const std::vector<T>& choices) {
+    return choices[static_cast<std::size_t>(in(0, static_cast<int64_t>(choices.size()) - 1))];
+  }
+  template <class T>
   T of(std::initializer_list<T> choices) {
     return *(choices.begin() + in(0, static_cast<int64_t>(choices.size()) - 1));
   }
@@ -47,6 +51,7 @@ struct Draw {
   Problem problem;
   std::vector<std::vector<Band>> bands{};
   ShardMap q_map = ShardMap::contiguous(0, 1), kv_map = ShardMap::contiguous(0, 1);
+  Schedule schedule = Schedule::kRing;
   GradRoute route = GradRoute::kFromNext;
   RingInputs in{};
   test::Keep keep{};
@@ -161,6 +166,8 @@ Draw make_draw(uint64_t seed) {
     draw.in.dlse = test::random_array(source.word(), {p.batch, p.q_heads, p.q_len, 1}, accumulator_of(p.dtype));
   }
   draw_pairs(source, draw);
+  draw.schedule = source.of(schedules_for(world));
+  test::describe_row_tensors(draw.in, draw.problem);
   return draw;
 }
 
@@ -252,10 +259,11 @@ Array dbias_of(const Draw& draw, const test::Gradients& gradients) {
 void check_draw(uint64_t seed) {
   const Draw draw = make_draw(seed);
   std::ostringstream text;
-  text << "RINGSPAN_DRAWS=1 RINGSPAN_SEED=" << seed << ": " << draw.problem.str() << ", world " << draw.q_map.world();
+  text << "RINGSPAN_DRAWS=1 RINGSPAN_SEED=" << seed << ": " << draw.problem.str() << ", world " << draw.q_map.world()
+       << ", " << name_of(draw.schedule);
   SCOPED_TRACE(text.str());
   const MaskSpec mask(draw.problem.q_len, draw.problem.kv_len, draw.bands);
-  const Plan plan = build_plan(draw.problem, mask, draw.q_map, draw.kv_map, Schedule::kRing, draw.route);
+  const Plan plan = build_plan(draw.problem, mask, draw.q_map, draw.kv_map, draw.schedule, draw.route);
   const test::RingResults got = test::run_ring(plan, draw.in, {.padding = std::nan("")});
   const test::Inputs inputs = oracle_inputs(draw);
   const test::Outputs want = test::oracle_forward(inputs);

@@ -22,7 +22,8 @@ Format format_of(DType dtype) {
     case DType::kBF16: return {8, -126, std::ldexp(2.0 - std::ldexp(1.0, -7), 127)};
     case DType::kF16: return {11, -14, 65504.0};
     case DType::kF32: return {24, -126, std::ldexp(2.0 - std::ldexp(1.0, -23), 127)};
-    case DType::kF64: break;
+    case DType::kF64:
+    case DType::kByte: break;
   }
   throw std::logic_error("double is never rounded");
 }

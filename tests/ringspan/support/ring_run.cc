@@ -133,6 +133,13 @@ void add_shared_gradients(const Plan& plan, const RingInputs& in, int64_t rank, 
 
 }  // namespace
 
+void describe_row_tensors(const RingInputs& in, Problem& p) {
+  if (!in.bias.data.empty() && in.bias.size[2] == p.q_len && p.q_len != 1) {
+    p.bias = {in.bias.size[0], in.bias.size[1], size_of(p.dtype), true};
+  }
+  if (!in.mask.data.empty()) p.mask = {in.mask.size[0], in.mask.size[1], 1, false};
+}
+
 RingInputs random_inputs(uint64_t seed, const Problem& p) {
   RingInputs in;
   in.q = random_array(seed, {p.batch, p.q_heads, p.q_len, p.qk_dim}, p.dtype);

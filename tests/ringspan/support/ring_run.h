@@ -36,6 +36,9 @@ struct RingOptions {
   int threads = 1;                                        // per rank
 };
 
+// Tells the problem of a bias and a mask that are split by query rows, for schedules that move these.
+void describe_row_tensors(const RingInputs& inputs, Problem& problem);
+
 RingInputs random_inputs(uint64_t seed, const Problem& problem);
 RingResults run_ring(const Plan& plan, const RingInputs& inputs, const RingOptions& options = {});
 

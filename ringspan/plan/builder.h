@@ -1,0 +1,52 @@
+// What the files of the schedules build with.
+#pragma once
+
+#include <initializer_list>
+#include <span>
+#include <vector>
+
+#include "ringspan/plan/plan.h"
+
+namespace ringspan::detail {
+
+inline int64_t wrap(int64_t rank, int64_t world) { return (rank % world + world) % world; }
+
+// Rows of some shards, one shard after the other, and the positions that they hold.
+struct Rows {
+  int64_t count = 0;
+  std::vector<std::vector<Segment>> segments{};  // one list for each of the map's
+};
+Rows rows_of(const ShardMap& map, std::span<const int64_t> ranks);
+Rows rows_of(const ShardMap& map, int64_t rank);
+
+// The tiles of the mask between them, of all batch entries.
+std::vector<Tile> tiles_between(const Plan& plan, const Rows& q, const Rows& kv);
+
+// RankPlan::q_padding of rows.
+std::vector<std::vector<RowRange>> padding_of(const Rows& rows);
+
+// The caller's own rows and all heads.
+Operand own_q(const RankPlan& part);
+Operand own_kv(const RankPlan& part);
+
+// What each side consists of. Backward's query side has the bias and the mask where they are split by rows.
+std::vector<Payload> kv_inputs();
+std::vector<Payload> forward_q_inputs(const Problem& problem);
+std::vector<Payload> backward_q_inputs(const Problem& problem);
+std::vector<Payload> kv_gradients();
+std::vector<Payload> q_gradients(const Problem& problem);
+std::vector<Payload> results();
+
+// All batch entries of `owner`'s rows and the operand's heads, between the places that `from` and `to` stand for. An
+// own slot is the owner's tensor; `to_row` is where the rows begin in another one.
+struct Route {
+  int64_t step = 0, needed_by = 0;
+  int64_t src = 0, dst = 0, owner = 0;
+  Operand from{}, to{};
+  int64_t from_row = 0, to_row = 0;
+  bool adds = false;
+};
+// Rows of a whole buffer (owner kSeveral) where `from` is not an own slot and holds rows of several.
+Transfer transfer_of(const RankPlan& part, Payload payload, const Route& route, std::vector<RowRange> rows);
+
+}  // namespace ringspan::detail

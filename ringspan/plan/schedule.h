@@ -1,0 +1,53 @@
+// Schedule: which algorithm a plan follows. Each has a file of its own, which opens with a worked grid, its messages
+// and its bytes.
+//
+//   ring         K/V go round, gradients of K/V follow one step behind                              ring.h
+//   gather       all K/V come at once while a rank works on its own                                 gather.h
+//   ulysses      heads instead of rows are split while a rank computes                              ulysses.h
+//   hybrid       ulysses between neighbouring ranks, a ring between their teams                     ulysses.h
+//   pruned       rows of K/V go from their owner straight to the ranks that keep a pair with them   pruned.h
+//   q_ring       forward as ring; backward sends Q, dout, statistics and dQ round                   ring.h
+//   double_ring  a ring inside each node, and one between nodes that moves once per inner round     double_ring.h
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace ringspan {
+
+enum class ScheduleKind : uint8_t { kRing, kGather, kUlysses, kHybrid, kPruned, kQRing, kDoubleRing };
+
+struct Schedule {
+  ScheduleKind kind = ScheduleKind::kRing;
+  // kHybrid: ranks that split heads; kDoubleRing: ranks of a node. Divides the number of ranks. Else 0.
+  int64_t inner = 0;
+
+  static const Schedule kRing, kGather, kUlysses, kPruned, kQRing;
+  static constexpr Schedule hybrid(int64_t ulysses) { return {ScheduleKind::kHybrid, ulysses}; }
+  static constexpr Schedule double_ring(int64_t inner) { return {ScheduleKind::kDoubleRing, inner}; }
+
+  bool operator==(const Schedule&) const = default;
+};
+
+inline constexpr Schedule Schedule::kRing{ScheduleKind::kRing};
+inline constexpr Schedule Schedule::kGather{ScheduleKind::kGather};
+inline constexpr Schedule Schedule::kUlysses{ScheduleKind::kUlysses};
+inline constexpr Schedule Schedule::kPruned{ScheduleKind::kPruned};
+inline constexpr Schedule Schedule::kQRing{ScheduleKind::kQRing};
+
+// "ring", "gather", "ulysses", "hybrid:2" (ranks that split heads), "pruned", "q_ring", "double_ring:4" (ranks a node).
+std::string name_of(const Schedule& schedule);
+Schedule parse_schedule(std::string_view name);
+
+// Whether query rows travel under it, in either pass, in a group of some ranks.
+bool moves_queries(const Schedule& schedule);
+
+// Error unless the schedule fits a group of `world` ranks.
+void check_schedule(const Schedule& schedule, int64_t world);
+
+// Every schedule that fits a group of `world` ranks, hybrids and double rings of every proper divisor included.
+std::vector<Schedule> schedules_for(int64_t world);
+
+}  // namespace ringspan

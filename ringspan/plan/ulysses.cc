@@ -1,0 +1,245 @@
+// ulysses over W = 2 ranks with 4 query heads and 2 KV heads; Qr:0-1 are the heads 0 and 1 of rank r's rows. Every rank
+// gives away the heads of others and gets the rows of others:
+//
+//              step 0, in [0]                    step 1, in [1]                          after step 1
+//     rank 0   Q0:2-3  K0:1  V0:1 > rank 1       heads 0-1 of all rows, KV head 0        out, max, sum, lse of rows 1 >> 1
+//     rank 1   Q1:0-1  K1:0  V1:0 > rank 0       heads 2-3 of all rows, KV head 1        out, max, sum, lse of rows 0 >> 0
+//
+// A rank keeps its own share too: it is copied into [1]. Backward does the same with q, k, v, dout, lse and delta; then
+// dq, dk and dv go home. Heads are split evenly, to within one: where a KV head serves query heads of several ranks, each
+// of them gets it, and its gradient is summed at home. With fewer heads than ranks some ranks only pass on.
+//
+// hybrid over W = 4 ranks with teams of 2: ranks 0, 1 and ranks 2, 3 split heads as above; then the ranks in the same
+// place, 0 and 2, 1 and 3, are a ring (ring.cc) of two, which moves the K/V of a whole team, in [1], [2] and [3].
+//              step 0        step 1            step 2
+//     rank 0   exchange      KV of 0,1 [1] >   KV of 2,3 [2]
+//     rank 2   exchange      KV of 2,3 [1] >   KV of 0,1 [2]
+//
+// Messages a rank sends, every tensor counted apart, teams of U ranks and R = W / U teams:
+//     forward (U - 1) (3 + 4) and 2 (R - 1);   backward (U - 1) (6 + 3) and the ring's.
+// Bytes a rank sends, n rows a rank, N query heads, M KV heads, no KV head in two places:
+//     forward   n (U - 1) / U batch (N (qk_dim + v_dim) e + M (qk_dim + v_dim) e + 3 N a)
+//     backward  n (U - 1) / U batch (N (qk_dim + v_dim) e + M (qk_dim + v_dim) e + 2 N a + (N qk_dim + M (qk_dim + v_dim)) a)
+//     and of the ring what R ranks with n U rows and M / U KV heads send: (R - 1) / (W - 1) of the plain ring's.
+// Whatever the number of ranks, a rank of "ulysses" sends less than its own rows of q, k, v and out: O(n).
+#include "ringspan/plan/ulysses.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "ringspan/plan/ring.h"
+
+namespace ringspan::detail {
+
+std::vector<HeadBlock> heads_of_place(const Problem& problem, int64_t place, int64_t team_size) {
+  const int64_t ratio = problem.heads_per_kv();
+  const int64_t end = (place + 1) * problem.q_heads / team_size;
+  int64_t head = place * problem.q_heads / team_size;
+  std::vector<HeadBlock> blocks;
+  while (head < end) {
+    HeadBlock block{.q_begin = head, .kv_begin = head / ratio};
+    // Whole groups of query heads make one block; what is cut off at either side has one KV head.
+    const bool starts_group = head % ratio == 0 && end - head >= ratio;
+    block.q_end = starts_group ? end / ratio * ratio : std::min(end, (head / ratio + 1) * ratio);
+    block.kv_end = (block.q_end - 1) / ratio + 1;
+    head = block.q_end;
+    blocks.push_back(block);
+  }
+  return blocks;
+}
+
+namespace {
+
+// The teams of a plan and what their ranks hold after the exchange of heads.
+class Teams {
+ public:
+  Teams(const Plan& plan, const RankPlan& part, int64_t size)
+      : plan_(plan), part_(part), size_(size), mine_(part.rank / size) {}
+
+  int64_t count() const { return part_.world / size_; }
+  int64_t mine() const { return mine_; }
+  int64_t place() const { return part_.rank % size_; }
+  int64_t size() const { return size_; }
+
+  std::vector<int64_t> ranks(int64_t team) const {
+    std::vector<int64_t> ranks;
+    for (int64_t place = 0; place < size_; ++place) ranks.push_back(team * size_ + place);
+    return ranks;
+  }
+  std::vector<int64_t> my_ranks() const { return ranks(mine_); }
+
+  Rows q_rows(int64_t team) const { return rows_of(plan_.q_map(), ranks(team)); }
+  Rows kv_rows(int64_t team) const { return rows_of(plan_.kv_map(), ranks(team)); }
+
+  // The buffer [1] of a rank of this team, and the row where those of `owner` begin in it.
+  Operand gathered(bool of_kv, int64_t holder) const {
+    Operand operand{.slot = 1, .owner = kSeveral};
+    for (const int64_t rank : my_ranks()) operand.rows += rows_held(of_kv, rank);
+    const std::vector<HeadBlock> blocks = heads_of_place(part_.problem, holder % size_, size_);
+    if (blocks.empty()) return operand;
+    operand.head_begin = of_kv ? blocks.front().kv_begin : blocks.front().q_begin;
+    operand.head_end = of_kv ? blocks.back().kv_end : blocks.back().q_end;
+    return operand;
+  }
+  int64_t first_row(bool of_kv, int64_t owner) const {
+    int64_t row = 0;
+    for (int64_t rank = mine_ * size_; rank < owner; ++rank) row += rows_held(of_kv, rank);
+    return row;
+  }
+  int64_t rows_held(bool of_kv, int64_t rank) const { return (of_kv ? part_.kv_rows : part_.q_rows)[rank]; }
+  Operand own(bool of_kv, int64_t rank) const {
+    return {.owner = rank,
+            .rows = rows_held(of_kv, rank),
+            .head_end = of_kv ? part_.problem.kv_heads : part_.problem.q_heads};
+  }
+
+ private:
+  const Plan& plan_;
+  const RankPlan& part_;
+  int64_t size_, mine_;
+};
+
+// The exchanges of heads within this rank's team.
+class HeadExchange {
+ public:
+  HeadExchange(const RankPlan& part, const Teams& teams) : part_(part), teams_(teams) {}
+
+  // Rows of every rank into the buffer of the one that computes their heads.
+  std::vector<Transfer> scatter(const std::vector<Payload>& payloads) const {
+    std::vector<Transfer> transfers;
+    for_each_pair([&](int64_t src, int64_t dst) {
+      for (const Payload payload : payloads) {
+        const bool of_kv = is_of_kv(payload);
+        add(transfers, payload,
+            {.needed_by = 1,
+             .src = src,
+             .dst = dst,
+             .owner = src,
+             .from = teams_.own(of_kv, src),
+             .to = teams_.gathered(of_kv, dst),
+             .to_row = teams_.first_row(of_kv, src)});
+      }
+    });
+    return transfers;
+  }
+
+  // Results or gradients of every rank's rows back to it.
+  std::vector<Transfer> give_back(const std::vector<Payload>& payloads, int64_t step, int64_t needed_by) const {
+    std::vector<Transfer> transfers;
+    for_each_pair([&](int64_t src, int64_t dst) {
+      for (const Payload payload : payloads) {
+        const bool of_kv = is_of_kv(payload);
+        Route route{.step = step,
+                    .needed_by = needed_by,
+                    .src = src,
+                    .dst = dst,
+                    .owner = dst,
+                    .from = teams_.gathered(of_kv, src),
+                    .to = teams_.own(of_kv, dst),
+                    .from_row = teams_.first_row(of_kv, dst)};
+        add_home(transfers, payload, route);
+      }
+    });
+    return transfers;
+  }
+
+ private:
+  // Sends in the order of the places, then receives likewise, what stays among them.
+  template <class Action>
+  void for_each_pair(Action&& action) const {
+    for (const int64_t other : teams_.my_ranks()) {
+      if (other != part_.rank) action(part_.rank, other);
+    }
+    for (const int64_t other : teams_.my_ranks()) action(other, part_.rank);
+  }
+
+  void add(std::vector<Transfer>& transfers, Payload payload, const Route& route) const {
+    const int64_t rows = teams_.rows_held(is_of_kv(payload), route.owner);
+    transfers.push_back(transfer_of(part_, payload, route, {{0, rows}}));
+  }
+
+  // A head that several ranks give back: whoever comes first in rank order overwrites what lies there, the others add.
+  void add_home(std::vector<Transfer>& transfers, Payload payload, const Route& route) const {
+    std::vector<Transfer> whole;
+    add(whole, payload, route);
+    Transfer rest = whole.front();
+    const int64_t shared_end = is_gradient(payload) ? std::min(end_of_earlier(payload, route.src), rest.head_end) : 0;
+    if (shared_end > rest.head_begin) {
+      Transfer shared = rest;
+      shared.head_end = shared_end;
+      shared.adds = true;
+      transfers.push_back(std::move(shared));
+      rest.head_begin = shared_end;
+    }
+    transfers.push_back(std::move(rest));
+  }
+
+  // The end of the heads that ranks before `src` in the team give back.
+  int64_t end_of_earlier(Payload payload, int64_t src) const {
+    int64_t end = 0;
+    for (const int64_t rank : teams_.my_ranks()) {
+      if (rank >= src) break;
+      end = std::max(end, heads_of(payload, part_.problem, teams_.gathered(is_of_kv(payload), rank)).end);
+    }
+    return end;
+  }
+
+  const RankPlan& part_;
+  const Teams& teams_;
+};
+
+Ring ring_of_teams(const RankPlan& part, const Teams& teams, const Plan& plan) {
+  Ring ring{.size = teams.count(),
+            .index = teams.mine(),
+            .first_step = 1,
+            .own = teams.gathered(true, part.rank),
+            .staying = teams.gathered(false, part.rank),
+            .inputs = kv_inputs()};
+  for (int64_t team = 0; team < teams.count(); ++team) ring.rows.push_back(teams.kv_rows(team).count);
+  ring.rank_of = [&teams](int64_t team) { return team * teams.size() + teams.place(); };
+  const bool has_heads = !part.heads.empty();
+  ring.tiles_with = [&teams, &plan, has_heads](int64_t team) {
+    if (!has_heads) return std::vector<Tile>{};
+    return tiles_between(plan, teams.q_rows(teams.mine()), teams.kv_rows(team));
+  };
+  return ring;
+}
+
+void compute_only_with_heads(const RankPlan& part, std::vector<Step>& steps) {
+  for (Step& step : steps) step.computes = step.computes && !part.heads.empty();
+}
+
+}  // namespace
+
+void build_ulysses(const Plan& plan, RankPlan& part, int64_t team_size) {
+  const Teams teams(plan, part, team_size);
+  const HeadExchange exchange(part, teams);
+  part.heads = heads_of_place(part.problem, teams.place(), team_size);
+  part.q_padding = padding_of(teams.q_rows(teams.mine()));
+  Ring ring = ring_of_teams(part, teams, plan);
+  const Step idle{.computes = false, .q = own_q(part), .kv = own_kv(part)};
+
+  std::vector<Payload> inputs = forward_q_inputs(part.problem);
+  const std::vector<Payload> kv = kv_inputs();
+  inputs.insert(inputs.end(), kv.begin(), kv.end());
+  part.forward.push_back(idle);
+  part.forward.back().before = exchange.scatter(inputs);
+  append_ring(part, ring, part.forward);
+  part.forward.back().after = exchange.give_back(results(), ring.size, ring.size + 1);
+  compute_only_with_heads(part, part.forward);
+
+  inputs = backward_q_inputs(part.problem);
+  inputs.insert(inputs.end(), kv.begin(), kv.end());
+  part.backward.push_back(idle);
+  part.backward.back().before = exchange.scatter(inputs);
+  ring.gradients = kv_gradients();
+  append_ring(part, ring, part.backward);
+  std::vector<Payload> gradients = q_gradients(part.problem);
+  gradients.insert(gradients.end(), ring.gradients.begin(), ring.gradients.end());
+  part.backward.push_back(idle);
+  part.backward.back().step = ring.size + 1;
+  part.backward.back().after = exchange.give_back(gradients, ring.size + 1, ring.size + 2);
+  compute_only_with_heads(part, part.backward);
+}
+
+}  // namespace ringspan::detail

@@ -1,0 +1,291 @@
+#include "ringspan/ring/kernel_backend.h"
+
+#include <limits>
+#include <utility>
+
+namespace ringspan {
+namespace {
+
+// Backends take const views of inputs; a slot may stand for them but is then only read.
+TensorView without_const(const ConstTensorView& view) {
+  return {const_cast<std::byte*>(view.data), view.dtype, view.size, view.stride};
+}
+
+template <class View>
+View heads_between(View view, int64_t begin, int64_t end) {
+  if (!view.data) return view;
+  view.data += begin * view.stride[1] * size_of(view.dtype);
+  view.size[1] = end - begin;
+  return view;
+}
+
+// A tensor whose shared axes have size 1, as one of the full size.
+template <class View>
+View expanded(View view, int64_t batch, int64_t heads) {
+  if (view.size[0] == 1) view.stride[0] = 0;
+  if (view.size[1] == 1) view.stride[1] = 0;
+  view.size[0] = batch;
+  view.size[1] = heads;
+  return view;
+}
+
+// The inverse for a tensor of the caller's: one entry of what is shared.
+template <class View>
+View shrunk(View view, const RowTensor& tensor) {
+  view.size[0] = tensor.batch;
+  view.size[1] = tensor.heads;
+  return view;
+}
+
+TensorView byte_view(const ByteMaskView& mask) {
+  return {const_cast<std::byte*>(mask.data), DType::kByte, mask.size, mask.stride};
+}
+
+// The tensors of query rows besides q, as the store is to know them.
+void bind_row_tensors(const RankPlan& part, Store& store, const PairInputs& pairs) {
+  const Problem& p = part.problem;
+  if (p.bias.is_given()) store.bind(Payload::kBias, shrunk(without_const(pairs.bias), p.bias));
+  if (p.mask.is_given()) store.bind(Payload::kMask, shrunk(byte_view(pairs.mask), p.mask));
+}
+
+// A tensor with a row axis for the block's heads of a query operand: the caller's view where its rows are the operand's
+// (or shared by all rows), else what the slot holds.
+template <class View>
+View rows_for(View own, Payload payload, const RowTensor& tensor, const RankPlan& part, Store& store, const Operand& q,
+              const HeadBlock& block) {
+  if (q.slot == kOwnSlot || !tensor.is_given()) {
+    own.size[2] = q.rows;
+    return heads_between(own, block.q_begin, block.q_end);
+  }
+  const View held = expanded(store.view(payload, q), part.problem.batch, q.head_end - q.head_begin);
+  return heads_between(held, block.q_begin - q.head_begin, block.q_end - q.head_begin);
+}
+
+HeadPart head_part(const RankPlan& part, Store& store, const PairInputs& pairs, const Operand& q,
+                   const HeadBlock& block) {
+  HeadPart heads{.block = block, .pairs = pairs, .grids = {pairs.grids.begin(), pairs.grids.end()}};
+  for (PairGrid& grid : heads.grids) grid.origin += static_cast<uint64_t>(block.q_begin) * grid.head_stride;
+  heads.pairs.slopes = heads_between(pairs.slopes, block.q_begin, block.q_end);
+  const Problem& p = part.problem;
+  if (pairs.bias.data || p.bias.is_given()) {
+    heads.pairs.bias = rows_for(without_const(pairs.bias), Payload::kBias, p.bias, part, store, q, block);
+  }
+  if (!pairs.mask.data && !p.mask.is_given()) return heads;
+  if (pairs.mask.rows_are_grids) {
+    heads.pairs.mask.data += block.q_begin * pairs.mask.stride[1];
+    heads.pairs.mask.size[1] = block.q_end - block.q_begin;
+  } else {
+    const TensorView rows = rows_for(byte_view(pairs.mask), Payload::kMask, p.mask, part, store, q, block);
+    heads.pairs.mask.data = rows.data;
+    heads.pairs.mask.size = rows.size;
+    heads.pairs.mask.stride = rows.stride;
+  }
+  return heads;
+}
+
+// The block's heads of what a slot holds.
+TensorView q_view(Store& store, Payload payload, const Operand& q, const HeadBlock& block) {
+  return heads_between(store.view(payload, q), block.q_begin - q.head_begin, block.q_end - q.head_begin);
+}
+TensorView kv_view(Store& store, Payload payload, const Operand& kv, const HeadBlock& block) {
+  return heads_between(store.view(payload, kv), block.kv_begin - kv.head_begin, block.kv_end - kv.head_begin);
+}
+
+// Calls action(view, view) for each head of each entry of both, in parallel.
+template <class Action>
+void for_each_head(const TensorView& from, const TensorView& to, const Parallel& parallel, Action&& action) {
+  const auto head_of = [](const TensorView& view, int64_t batch, int64_t head) {
+    return TensorView{view.row(batch, head, 0), view.dtype, {1, 1, view.rows(), view.dim()}, view.stride};
+  };
+  if (from.num_elements() == 0) return;
+  parallel.run(static_cast<int>(from.batch() * from.heads()), [&](int i) {
+    const int64_t batch = i / from.heads(), head = i % from.heads();
+    action(head_of(from, batch, head), head_of(to, batch, head));
+  });
+}
+
+}  // namespace
+
+KernelForward::KernelForward(const RankPlan& part, Store& store, const ConstTensorView& q, const ConstTensorView& k,
+                             const ConstTensorView& v, const OutputView& output, const Extras& extras,
+                             const Parallel& parallel)
+    : part_(part), store_(store), extras_(extras), parallel_(parallel) {
+  store.bind(Payload::kQ, without_const(q));
+  store.bind(Payload::kK, without_const(k));
+  store.bind(Payload::kV, without_const(v));
+  store.bind(Payload::kOut, output.out);
+  store.bind(Payload::kMax, output.max);
+  store.bind(Payload::kSum, output.sum);
+  store.bind(Payload::kLse, output.lse);
+  bind_row_tensors(part, store, extras.pairs);
+}
+
+// A call of one step needs no state between steps.
+void KernelForward::begin(const Step& step, bool finishes) {
+  parts_.reserve(part_.heads.size());
+  for (const HeadBlock& block : part_.heads) {
+    Part& one = parts_.emplace_back();
+    one.heads = head_part(part_, store_, extras_.pairs, step.q, block);
+    one.sink = heads_between(extras_.sink, block.q_begin, block.q_end);
+    one.q = q_view(store_, Payload::kQ, step.q, block);
+    one.output = {q_view(store_, Payload::kOut, step.q, block), q_view(store_, Payload::kMax, step.q, block),
+                  q_view(store_, Payload::kSum, step.q, block), q_view(store_, Payload::kLse, step.q, block)};
+    if (!finishes) one.state = {one.output.max, one.output.sum, accumulator_for(one.output.out, one.acc)};
+  }
+}
+
+void KernelForward::attend(const Step& step, bool begins, bool finishes) {
+  if (begins) begin(step, finishes);
+  for (Part& one : parts_) {
+    ForwardArgs args;
+    args.q = one.q;
+    args.k = kv_view(store_, Payload::kK, step.kv, one.heads.block);
+    args.v = kv_view(store_, Payload::kV, step.kv, one.heads.block);
+    args.tiles = step.tiles;
+    args.scale = part_.problem.scale;
+    args.state = one.state;
+    args.begin = begins;
+    args.finish = finishes;
+    args.output = one.output;
+    args.sink = one.sink;
+    args.pairs = one.heads.inputs();
+    const WorkspacePool::Lease workspace = WorkspacePool::process().take();
+    ringspan::attend(args, *workspace, parallel_);
+    if (finishes && one.sink.data) empty_padding(one.output);
+  }
+}
+
+// The kernel gives the sink to every row. One that holds no position is no row of the sequence: it stays empty, and so
+// adds nothing to the sink's gradient either.
+void KernelForward::empty_padding(const OutputView& output) const {
+  constexpr double kEmpty = -std::numeric_limits<double>::infinity();
+  for (int64_t b = 0; b < output.out.batch(); ++b) {
+    for (const RowRange& range : part_.q_padding[part_.q_padding.size() == 1 ? 0 : b]) {
+      for (int64_t n = 0; n < output.out.heads(); ++n) {
+        for (int64_t s = range.begin; s < range.end; ++s) {
+          store_from_double(output.max.row(b, n, s), output.max.dtype, 0, kEmpty);
+          store_from_double(output.sum.row(b, n, s), output.sum.dtype, 0, 0);
+          store_from_double(output.lse.row(b, n, s), output.lse.dtype, 0, kEmpty);
+        }
+      }
+    }
+  }
+}
+
+namespace {
+
+// Whether the steps do not all add to the same dq.
+bool moves_dq(const RankPlan& part) {
+  const Step* first = nullptr;
+  for (const Step& step : part.backward) {
+    if (!step.computes) continue;
+    if (first && (first->dq.slot != step.dq.slot || first->q.slot != step.q.slot)) return true;
+    if (!first) first = &step;
+  }
+  return false;
+}
+
+}  // namespace
+
+KernelBackward::KernelBackward(const RankPlan& part, Store& store, const ConstTensorView& q, const ConstTensorView& k,
+                               const ConstTensorView& v, const OutputView& output, const ConstTensorView& dout,
+                               const ConstTensorView& dlse, const GradsView& grads, const Extras& extras,
+                               const Parallel& parallel)
+    : part_(part), store_(store), extras_(extras), grads_(grads), parallel_(parallel) {
+  store.bind(Payload::kQ, without_const(q));
+  store.bind(Payload::kK, without_const(k));
+  store.bind(Payload::kV, without_const(v));
+  store.bind(Payload::kDout, without_const(dout));
+  store.bind(Payload::kLse, output.lse);
+  bind_row_tensors(part, store, extras.pairs);
+  const DType accumulator = accumulator_of(q.dtype);
+  delta_ = Buffer(q.batch() * q.heads() * q.rows() * size_of(accumulator));
+  const TensorView delta = stats_view(delta_.data(), accumulator, q.batch(), q.heads(), q.rows());
+  row_delta(output.out, dout, dlse, delta, parallel);
+  store.bind(Payload::kDelta, delta);
+  if (extras.sink.data && grads.dsink.data) sink_gradient(extras.sink, output.lse, delta, grads.dsink, parallel);
+  bind_gradient(Payload::kDq, grads.dq, dq_);
+  bind_gradient(Payload::kDk, grads.dk, dk_);
+  bind_gradient(Payload::kDv, grads.dv, dv_);
+  // A rank without query rows of its own may still compute those of others.
+  const RowTensor& bias = part.problem.bias;
+  wants_dbias_ = grads.dbias.data || (bias.is_given() && bias.wants_gradient);
+  if (wants_dbias_ && bias.is_given()) {
+    store.bind(Payload::kDbias, shrunk(grads.dbias, part.problem.bias));
+  }
+  dq_travels_ = moves_dq(part);
+}
+
+void KernelBackward::bind_gradient(Payload payload, const TensorView& caller, Home& home) {
+  home.caller = caller;
+  home.sum = sums_at_home(part_, payload) ? accumulator_for(caller, home.buffer) : caller;
+  store_.bind(payload, home.sum);
+}
+
+// The kernel adds to dbias. The caller's is zero at first; a buffer is what was there before.
+void KernelBackward::begin_dbias(const Operand& place, bool begins) {
+  const bool is_buffer = wants_dbias_ && part_.problem.bias.is_given() && place.slot != kOwnSlot;
+  if (is_buffer && begins) fill_zero(store_.view(Payload::kDbias, place));
+}
+
+TensorView KernelBackward::dq_apart(const Step& step) {
+  const Problem& p = part_.problem;
+  const std::array<int64_t, 4> size{p.batch, step.q.head_end - step.q.head_begin, step.q.rows, p.qk_dim};
+  const DType accumulator = accumulator_of(p.dtype);
+  const int64_t bytes = size[0] * size[1] * size[2] * size[3] * size_of(accumulator);
+  if (dq_apart_.bytes() < bytes) dq_apart_ = Buffer(bytes);
+  return view_of(dq_apart_.data(), accumulator, Layout::kBNSD, size);
+}
+
+void KernelBackward::attend_backward(const Step& step, const std::function<void()>& arrived) {
+  Operand dq_place = step.q, dkv_place = step.kv;
+  dq_place.slot = step.dq.slot;
+  dkv_place.slot = step.dkv.slot;
+  // The kernel calls back before it touches dk and dv, not dq: a step adds to a dq that travels when it is done.
+  const bool is_apart = dq_travels_ && !step.dq.begins;
+  bool has_arrived = false;
+  const auto arrive_once = [&] {
+    if (!std::exchange(has_arrived, true)) arrived();
+  };
+  if (dq_travels_ && (step.dq.begins || wants_dbias_)) arrive_once();
+  begin_dbias(dq_place, step.dq.begins);
+  const TensorView dq = is_apart ? dq_apart(step) : store_.view(Payload::kDq, dq_place);
+  for (const HeadBlock& block : part_.heads) {
+    const HeadPart heads = head_part(part_, store_, extras_.pairs, step.q, block);
+    BackwardArgs args;
+    args.q = q_view(store_, Payload::kQ, step.q, block);
+    args.k = kv_view(store_, Payload::kK, step.kv, block);
+    args.v = kv_view(store_, Payload::kV, step.kv, block);
+    args.dout = q_view(store_, Payload::kDout, step.q, block);
+    args.lse = q_view(store_, Payload::kLse, step.q, block);
+    args.delta = q_view(store_, Payload::kDelta, step.q, block);
+    args.tiles = step.tiles;
+    args.scale = part_.problem.scale;
+    args.dq = heads_between(dq, block.q_begin - step.q.head_begin, block.q_end - step.q.head_begin);
+    args.dk = kv_view(store_, Payload::kDk, dkv_place, block);
+    args.dv = kv_view(store_, Payload::kDv, dkv_place, block);
+    args.dq_begin = step.dq.begins || is_apart;
+    args.dkv_begin = step.dkv.begins;
+    args.before_accumulate = arrive_once;
+    args.pairs = heads.inputs();
+    if (wants_dbias_ && args.pairs.bias.data) {  // no rows, no bias
+      args.dbias = rows_for(grads_.dbias, Payload::kDbias, part_.problem.bias, part_, store_, dq_place, block);
+    }
+    const WorkspacePool::Lease workspace = WorkspacePool::process().take();
+    ringspan::attend_backward(args, *workspace, parallel_);
+  }
+  arrive_once();
+  if (!is_apart) return;
+  for_each_head(dq, store_.view(Payload::kDq, dq_place), parallel_,
+                [](const TensorView& from, const TensorView& to) { add(from, to); });
+}
+
+void KernelBackward::finish() {
+  for (const Home* home : {&dq_, &dk_, &dv_}) {
+    if (home->caller.data == home->sum.data) continue;
+    for_each_head(home->sum, home->caller, parallel_,
+                  [](const TensorView& from, const TensorView& to) { copy(from, to); });
+  }
+}
+
+}  // namespace ringspan

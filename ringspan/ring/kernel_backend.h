@@ -1,0 +1,113 @@
+// KernelForward, KernelBackward: one rank's arithmetic with our kernels during a call, on whatever a Store holds. The
+// running state between steps has no second copy: in fp32 and fp64 it lives where the output goes, in bf16 and fp16 in
+// one fp32 buffer of the size of out (forward) or dq (backward).
+#pragma once
+
+#include <functional>
+#include <span>
+#include <vector>
+
+#include "ringspan/base/parallel.h"
+#include "ringspan/kernel/attention.h"
+#include "ringspan/plan/plan.h"
+#include "ringspan/ring/buffer.h"
+#include "ringspan/ring/store.h"
+#include "ringspan/softmax/softmax_state.h"
+
+namespace ringspan {
+
+// What enters the softmax beside q, k and v (kernel/attention.h, kernel/pair_inputs.h).
+struct Extras {
+  ConstTensorView sink{};  // [1, q heads, 1, 1] in the accumulator type, the same on every rank; an empty view = none
+  PairInputs pairs{};      // bias and mask: this rank's rows, all key positions; all else the same on every rank
+};
+
+// Gradients of this rank's rows, in the dtype of the inputs.
+struct GradsView {
+  TensorView dq, dk, dv;
+  // This rank's part, in the accumulator type: the sum over all ranks is the gradient. Empty where there is no sink.
+  TensorView dsink{};
+  // Of extras.pairs.bias, as BackwardArgs::dbias; zeros at first. Empty = not wanted. Elements that ranks share get this
+  // rank's part.
+  TensorView dbias{};
+};
+
+// One block of heads of the query rows that a rank works on.
+struct HeadPart {
+  HeadBlock block;
+  PairInputs pairs;
+  std::vector<PairGrid> grids;  // numbered from the block's first head
+
+  // Looks at this object.
+  PairInputs inputs() const {
+    PairInputs inputs = pairs;
+    inputs.grids = grids;
+    return inputs;
+  }
+};
+
+class KernelForward {
+ public:
+  // Binds the caller's tensors to the store. Everything lives as long as this.
+  KernelForward(const RankPlan& part, Store& store, const ConstTensorView& q, const ConstTensorView& k,
+                const ConstTensorView& v, const OutputView& output, const Extras& extras, const Parallel& parallel);
+
+  void post(std::span<const Transfer> transfers) { store_.post(transfers); }
+  void wait(int64_t step, bool gradients) { store_.wait(step, gradients); }
+  void attend(const Step& step, bool begins, bool finishes);
+
+ private:
+  struct Part {
+    HeadPart heads;
+    ConstTensorView q, sink;
+    OutputView output;
+    SoftmaxState state;
+    Buffer acc;
+  };
+
+  void begin(const Step& step, bool finishes);
+  void empty_padding(const OutputView& output) const;
+
+  const RankPlan& part_;
+  Store& store_;
+  Extras extras_;
+  const Parallel& parallel_;
+  std::vector<Part> parts_;
+};
+
+class KernelBackward {
+ public:
+  // `dlse` may be an empty view (no gradient flows into lse).
+  KernelBackward(const RankPlan& part, Store& store, const ConstTensorView& q, const ConstTensorView& k,
+                 const ConstTensorView& v, const OutputView& output, const ConstTensorView& dout,
+                 const ConstTensorView& dlse, const GradsView& grads, const Extras& extras, const Parallel& parallel);
+
+  void post(std::span<const Transfer> transfers) { store_.post(transfers); }
+  void wait(int64_t step, bool gradients) { store_.wait(step, gradients); }
+  void attend_backward(const Step& step, const std::function<void()>& arrived);
+  void finish();
+
+ private:
+  // A gradient of the caller's, and where it is summed.
+  struct Home {
+    TensorView caller, sum;
+    Buffer buffer{};
+  };
+
+  void bind_gradient(Payload payload, const TensorView& caller, Home& home);
+  void begin_dbias(const Operand& place, bool begins);
+  // Where a step computes dq while what is in its place still travels.
+  TensorView dq_apart(const Step& step);
+
+  const RankPlan& part_;
+  Store& store_;
+  Extras extras_;
+  GradsView grads_;
+  const Parallel& parallel_;
+  Buffer delta_, dq_apart_;
+  Home dq_, dk_, dv_;
+  bool wants_dbias_ = false;
+  bool dq_travels_ = false;  // queries visit this rank, with gradients of their own
+};
+
+}  // namespace ringspan
