@@ -26,6 +26,7 @@ CLIENTS := $(wildcard examples/clients/*_*.py)
 export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
 export CCACHE_BASEDIR := $(CURDIR)
 export CCACHE_NOHASHDIR := 1
+export CCACHE_SLOPPINESS := pch_defines,time_macros
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 # What the wheel is made of; Python files are used in place.
@@ -34,7 +35,8 @@ PYTHON_FILES := $(shell find python -name '*.py' -o -name '*.json' -o -name '*.j
 CXX_FILES = $(shell find ringspan cli binding tests bench examples -name '*.h' -o -name '*.cc')
 PYTHON_FOLDERS := python tests bench docs examples tools
 
-.PHONY: build demo test test-core test-python test-matrix test-clients bench check lint layers isa-symbols asan tsan format clean
+.PHONY: build demo test test-core test-python test-matrix test-clients bench check lint layers build-tests isa-symbols
+.PHONY: asan tsan format clean
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
 
@@ -81,9 +83,11 @@ bench: $(STAMPS)/package
 
 test: test-core test-python
 
-test-core: $(STAMPS)/package
+build-tests: $(STAMPS)/package
 	$(BIN)/cmake -S . -B $(BUILD) -DRINGSPAN_TESTS=ON -DRINGSPAN_BENCH=ON >/dev/null
 	$(BIN)/cmake --build $(BUILD)
+
+test-core: build-tests
 	$(BIN)/ctest --test-dir $(BUILD) -j $(JOBS) --output-on-failure --no-tests=error
 
 test-python: test-core $(STAMPS)/models
@@ -99,8 +103,13 @@ test-clients: $(STAMPS)/package $(STAMPS)/clients
 	  OMP_NUM_THREADS=1 PYTHONPATH=$(CURDIR)/$(CLIENT_PACKAGES) $(BIN)/torchrun --standalone --nproc_per_node 2 $$client; \
 	done
 
-# Cheap checks first; each needs what stands before it.
-check: lint layers test isa-symbols asan tsan
+# Cheap checks first; each needs what stands before it. The Python tests leave a good part of two cores idle, which the
+# sanitizers take, at a lower priority: what they say comes behind.
+check: lint layers test-core $(STAMPS)/models
+	@status=0; nice $(MAKE) --no-print-directory isa-symbols asan tsan >build/sanitizers.log 2>&1 & sanitizers=$$!; \
+	$(BIN)/python -m pytest || status=$$?; \
+	wait $$sanitizers || status=$$?; \
+	cat build/sanitizers.log; exit $$status
 
 lint: $(STAMPS)/check
 	$(BIN)/ruff check $(PYTHON_FOLDERS)
@@ -112,7 +121,7 @@ layers: $(STAMPS)/venv
 	$(BIN)/python tools/check_layers.py
 
 # Without optimization too: what is inlined by luck is a shared symbol there.
-isa-symbols: test-core
+isa-symbols: build-tests
 	$(BIN)/cmake -S . -B build/isa -G Ninja -DCMAKE_BUILD_TYPE=Debug -DRINGSPAN_OPTIMIZE_KERNELS=OFF -DRINGSPAN_CLI=OFF \
 	  >/dev/null
 	$(BIN)/cmake --build build/isa --target ringspan_kernel
@@ -121,7 +130,7 @@ isa-symbols: test-core
 
 asan tsan: $(STAMPS)/venv
 	$(BIN)/cmake --preset $@ -G Ninja -DRINGSPAN_CLI=OFF -DRINGSPAN_WERROR=$(WERROR) >/dev/null
-	$(BIN)/cmake --build --preset $@
+	$(BIN)/cmake --build --preset $@ --target ringspan_tests
 	$(BIN)/ctest --preset $@ -j $(JOBS) --no-tests=error
 
 format: $(STAMPS)/check

@@ -39,6 +39,15 @@ function(ringspan_set_warnings target)
   endif()
 endfunction()
 
+# Headers of others that most sources of a target include, and that cost more than the sources. ccache sees through a
+# precompiled header if the preprocessor names it, and CCACHE_SLOPPINESS has pch_defines and time_macros.
+function(ringspan_precompile_headers target)
+  target_precompile_headers(${target} PRIVATE ${ARGN})
+  if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND NOT CMAKE_DISABLE_PRECOMPILE_HEADERS)
+    target_compile_options(${target} PRIVATE -fpch-preprocess)
+  endif()
+endfunction()
+
 # A package that the system's package manager offers, or a message that names it.
 macro(ringspan_find_package package debian_name)
   find_package(${package} QUIET)
