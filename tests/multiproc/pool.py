@@ -92,6 +92,15 @@ class Pool:
     def _start(self) -> None:
         if self._workers:
             return
+        try:
+            self._launch()
+            answers = self._collect(self._workers, time.monotonic() + WATCHDOG_S)
+            assert all(good for good, _ in answers), "\n".join(text for good, text in answers if not good)
+        except BaseException:
+            self.stop()  # else the next job would find processes whose first answer is that of the start
+            raise
+
+    def _launch(self) -> None:
         import torch.distributed as dist
 
         self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -103,8 +112,6 @@ class Pool:
             process.start()
             theirs.close()
             self._workers.append((process, ours))
-        for good, text in self._collect(self._workers, time.monotonic() + WATCHDOG_S):
-            assert good, text
 
     def _stacks(self, rank: int) -> str:
         return os.path.join(self._folder.name, f"stacks-{rank}")
