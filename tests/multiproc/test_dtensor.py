@@ -117,13 +117,13 @@ def test_collectives_are_those_of_the_ring(pool, world):
 @pytest.mark.parametrize(
     ("backend", "world", "split"),
     [
-        ("aot_eager", 2, "contiguous"),
         ("aot_eager", 4, "head_tail"),
         ("inductor", 2, "contiguous"),
         ("inductor", 2, "head_tail"),
     ],
 )
 def test_a26_compiles_on_dtensors(pool, backend, world, split):
+    """Inductor traces and differentiates as aot_eager does, and then lowers; aot_eager is what 4 ranks can afford."""
     for answer in pool.run("dtensor_jobs:compiled", world, backend=backend, dynamic=None, split=split, watchdog_s=240):
         for name, found in answer.items():
             assert found["distance"] <= 1e-6, (name, found)

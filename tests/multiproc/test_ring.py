@@ -121,6 +121,6 @@ def test_a24_buffers_do_not_grow_with_ranks(profiled_pool, exchange):
 def test_a24_no_dense_matrix(profiled_pool, exchange):
     for backward in (False, True):
         small, large = (
-            peaks(profiled_pool, 2, exchange=exchange, rows=rows, backward=backward)[0] for rows in (1024, 4096)
+            peaks(profiled_pool, 2, exchange=exchange, rows=rows, backward=backward)[0] for rows in (512, 2048)
         )
         assert large <= 4.5 * small
