@@ -71,6 +71,49 @@ def test_a06_precision_of_partials(pool, dtype):
     judge.check_rms_growth(pool, [2, 4], by_exchange(case), ("out", "dq", "dk", "dv"))
 
 
+def by_the_kernel_for_many_rows(world: int) -> list[Case]:
+    """The cases of this page that hold 16 tokens or fewer, with so many heads that no rank takes the kernel for few.
+
+    That is for at most 2 rows, or 32 rows of all query heads of a KV head (ringspan/kernel/decode_call.cc).
+    """
+    padded = ("ids", (1, 1, 1, 1, 1, 1, 0, 0, 2, 2, 2, 2, 0, 0, 0, 0))
+    documents = ("ids", tuple(np.repeat([1, 2, 3, 4], [3, 5, 2, 6]).tolist()))
+    base = Case(seq_len=16, q_heads=12, kv_heads=1)
+    lengths = {1: (16,), 2: (7, 9), 4: (5, 3, 5, 3)}[world]
+    cases = [
+        base.but(mask=padded, seed=2),
+        base.but(mask=padded, split=("head_tail",), dtype="bfloat16", seed=3),
+        base.but(mask=("ids", (1,) * 8 + (0,) * 8), seed=4),
+        base.but(mask=("full",), split=("striped",), seed=7),
+        base.but(mask=documents, split=("striped",), layout="TND", seed=8),
+        base.but(mask=("chunked", 4), split=("head_tail",), seed=9),
+        base.but(qk_dim=24, v_dim=16, scale=0.31, layout="BSH", dtype="float16", seed=12),
+        base.but(mask=documents, sink=3 * SINKS[0], seed=16),
+        base.but(split=("lengths", lengths), lse_grad=True, dtype="float64", seed=19),
+        base.but(mask=("window", 3, 2), split=("striped",), attn_mask="SK", bias="NSK", softcap=3.0, seed=21),
+        base.but(split=("head_tail",), alibi=tuple(n / 16 for n in range(12)), dropout=(0.3, 5, 7), seed=15),
+    ]
+    for case in cases:
+        assert all(len(held) > 2 and len(held) * 12 > 32 for held in oracle.holdings(case.split, 16, world))
+    return [case.but(exchange=EXCHANGES[index % 3]) for index, case in enumerate(cases)]
+
+
+@pytest.mark.parametrize("world", [1, 2, 4])
+def test_short_sequences_by_the_kernel_for_many_rows(pool, world):
+    judge.check(pool, world, by_the_kernel_for_many_rows(world))
+
+
+@pytest.mark.parametrize("rows", [4, 64])  # few rows and many take different kernels
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("world", [2, 4])
+def test_a06_no_part_is_rounded_to_the_inputs_type(pool, world, dtype, rows):
+    """Of out, dq, dk and dv, whether it stays on its rank, travels or is kept for those that arrive: by single bits."""
+    for exchange in EXCHANGES:
+        arguments = {"dtype": dtype, "exchange": exchange, "rows": rows}
+        for answer in pool.run("user_jobs:parts_below_half_an_ulp", world, **arguments):
+            assert all(answer.values()), (exchange, answer)
+
+
 @pytest.mark.parametrize("mask", [("causal",), ("full",)])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_a06_one_rank_is_as_precise_as_pytorch(pool, dtype, mask):

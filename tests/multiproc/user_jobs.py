@@ -118,6 +118,43 @@ def far_apart_scores(group: dist.ProcessGroup, dtype: str, rows: int) -> dict[st
     return worst
 
 
+def parts_below_half_an_ulp(group: dist.ProcessGroup, dtype: str, exchange: str, rows: int) -> dict[str, bool]:
+    """Which results have the right bits where each rank's part of a sum looks like 1, or like little, in 16 bits.
+
+    With u half the distance from 1 to the next number of the dtype, a column of each result adds up 1 + 0.75u of one
+    rank and 0.75u of the next. That rounds to 1 + 2u; with a part rounded before it is added, wherever, it gives 1.
+    All scores are 0, so that each weight is 1 over a power of two, and exact: what q and k hold meets zeros, and so do
+    the values that out adds up (dout is 0 there) and those that dout meets (+-1 by turns, so that out is 0 there).
+
+        q = [ones | 0]    k = [0 | +-sum]    v = [sum | +-1]    dout = [0 | sum]
+    """
+    rank, world = place_of(group)
+    seq_len, u = rows * world, 2.0**-8 if dtype == "bfloat16" else 2.0**-11
+    first = torch.arange(world) * rows  # of each rank
+    column, behind = torch.arange(world), torch.arange(world).roll(-1)
+    parts = torch.zeros(seq_len, world, dtype=torch.float64)
+    parts[first, column], parts[first + 1, column], parts[first[behind] + 2, column] = 1.0, 0.75 * u, 0.75 * u
+    nothing, turns = torch.zeros_like(parts), torch.ones(seq_len, 1, dtype=torch.float64)
+    turns[1::2] = -1
+    q = torch.cat([(parts > 0).double(), nothing], 1)
+    k = torch.cat([nothing, parts * turns], 1)
+    v = torch.cat([parts * seq_len, turns.expand(-1, world)], 1)
+    dout = torch.cat([nothing, parts * seq_len], 1)
+    right = oracle.attend(*(x[None, None].numpy() for x in (q, k, v)), np.ones((1, seq_len, seq_len), bool),
+                          dout[None, None].numpy(), scale=1.0)  # fmt: skip
+    smap = rs.ShardMap.contiguous(seq_len, world)
+    to_dtype = getattr(torch, dtype)
+    local = [smap.shard(x[None, None].to(to_dtype), rank, 2).requires_grad_() for x in (q, k, v)]
+    out = rs.attention(*local, shard_map=smap, group=group, exchange=exchange, scale=1.0)
+    grads = torch.autograd.grad(out, local, smap.shard(dout[None, None].to(to_dtype), rank, 2))
+    wanted = {name: torch.from_numpy(getattr(right, name)).to(to_dtype) for name in ("out", "dq", "dk", "dv")}
+    assert (wanted["dv"][..., world:] == 1 + 2 * u).all()
+    return {
+        name: torch.equal(got.detach(), smap.shard(wanted[name], rank, 2))
+        for name, got in zip(wanted, (out, *grads), strict=True)
+    }
+
+
 def rms_of_pytorch(group: dist.ProcessGroup, case: Case) -> dict[str, float]:
     """RMS error of PyTorch's own CPU attention, forward and backward, on the inputs of the case."""
     expected = expect(case)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import oracle
 import pytest
@@ -12,6 +14,8 @@ import ringspan  # noqa: F401  registers the ops
 
 OPS = torch.ops.ringspan
 LAYOUTS = ["BNSD", "BSND", "BSH", "SBH"]
+# 9 rows of 4 heads over 2 KV heads take the kernel for at most 32 rows of a KV head, over 1 the kernel for more.
+KERNELS = pytest.mark.parametrize("kv_heads", [2, 1], ids=["few rows", "many rows"])
 LIMITS = {"float32": (1e-5, 5e-5), "bfloat16": (2.0**-7, 2.0**-6), "float16": (2.0**-10, 2.0**-9)}
 
 
@@ -83,11 +87,11 @@ def check(call: Call, forward=OPS.fusion_attention_v3, **more) -> None:
 
 @pytest.mark.parametrize("dtype", LIMITS)
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_layouts_and_dtypes(layout, dtype):
-    check(Call(layout=layout, dtype=dtype))
-    check(Call(
-        layout=layout, dtype=dtype, arguments={"atten_mask": upper(), "sparse_mode": 3}, keep=kept(3, 9, 13)[None]
-    ))  # fmt: skip
+@KERNELS
+def test_layouts_and_dtypes(layout, dtype, kv_heads):
+    check(Call(layout=layout, dtype=dtype, kv_heads=kv_heads))
+    arguments = {"atten_mask": upper(), "sparse_mode": 3}
+    check(Call(layout=layout, dtype=dtype, kv_heads=kv_heads, arguments=arguments, keep=kept(3, 9, 13)[None]))
 
 
 @pytest.mark.parametrize("sizes", [(9, 13), (13, 9), (1, 6), (6, 1), (0, 4), (4, 0)])
@@ -106,7 +110,8 @@ def test_mode_without_a_mask_is_full():
 
 
 @pytest.mark.parametrize("tokens", [(3, 1), (2, 0), (0, 4), (-2, 5), (7, -2), (2**31 - 1, 2**31 - 1)])
-def test_bands(tokens):
+@KERNELS
+def test_bands(tokens, kv_heads):
     for mode, sizes in ((0, (9, 13)), (4, (9, 13)), (4, (9, 9)), (0, (12, 7))):
         p, n = tokens if mode == 0 else (tokens[0] + sizes[0] - sizes[1], tokens[1] + sizes[1] - sizes[0])
         if (p < 0 and not (n >= -p and -p < sizes[1])) or (n < 0 and not (p >= -n and -n < sizes[0])):
@@ -114,12 +119,14 @@ def test_bands(tokens):
         keep = kept(mode, *sizes, *tokens)[None]
         mask = torch.zeros(*sizes, dtype=torch.bool) if mode == 0 else upper()
         numbers = {"pre_tockens": tokens[0], "next_tockens": tokens[1]}
-        check(Call(*sizes, keep=keep, arguments={"atten_mask": mask, "sparse_mode": mode, **numbers}))
+        arguments = {"atten_mask": mask, "sparse_mode": mode, **numbers}
+        check(Call(*sizes, kv_heads=kv_heads, keep=keep, arguments=arguments))
 
 
 @pytest.mark.parametrize("shape", [(9, 13), (1, 1, 9, 13), (2, 1, 9, 13), (2, 4, 9, 13)])
 @pytest.mark.parametrize("mode", [0, 1, 5])
-def test_full_masks(mode, shape):
+@KERNELS
+def test_full_masks(mode, shape, kv_heads):
     if (mode == 5 and len(shape) != 4) or (mode == 5 and shape[0] == 1):
         return
     source = np.random.default_rng(5)
@@ -135,10 +142,10 @@ def test_full_masks(mode, shape):
         arguments["prefix"] = [5, 4]
     full = np.broadcast_to(~masked & band, (2, 4, 9, 13))
     bias = np.where(full, 0.0, -np.inf)
-    call = Call(bias=bias, arguments=arguments)
-    check(call)
+    check(Call(bias=bias, kv_heads=kv_heads, arguments=arguments))
     as_bytes = torch.from_numpy(masked).to(torch.uint8) * (7 if mode == 1 else 1)
-    check(Call(bias=bias, dtype="bfloat16", arguments=arguments | {"atten_mask": as_bytes}))
+    arguments["atten_mask"] = as_bytes
+    check(Call(bias=bias, kv_heads=kv_heads, dtype="bfloat16", arguments=arguments))
 
 
 @pytest.mark.parametrize("sizes", [(9, 13), (13, 9), (9, 9)])
@@ -212,11 +219,13 @@ def test_lengths_that_fall_switch_documents_off():
 
 @pytest.mark.parametrize("shape", [(2, 4, 9, 13), (1, 4, 9, 13), (2, 4, 1, 13), (1, 4, 1, 13)])
 @pytest.mark.parametrize("dtype", LIMITS)
-def test_pse(shape, dtype):
+@KERNELS
+def test_pse(shape, dtype, kv_heads):
     pse = torch.randn(shape, generator=torch.Generator().manual_seed(2)).to(getattr(torch, dtype)).requires_grad_()
-    check(Call(pse=pse, dtype=dtype, arguments={"atten_mask": upper(), "sparse_mode": 2}, keep=kept(2, 9, 13)[None]))
+    given = {"pse": pse, "dtype": dtype, "kv_heads": kv_heads}
+    check(Call(**given, arguments={"atten_mask": upper(), "sparse_mode": 2}, keep=kept(2, 9, 13)[None]))
     sink = torch.tensor([1.0, -2.0, 0.5, 3.0], requires_grad=True)
-    check(Call(pse=pse, sink=sink, dtype=dtype, layout="BSH"))
+    check(Call(**given, sink=sink, layout="BSH"))
 
 
 @pytest.mark.parametrize("layout", ["BNSD", "SBH", "TND"])
@@ -232,8 +241,8 @@ def test_sink(layout):
     return check(Call(layout=layout, sink=sink, keep=~masked, arguments=arguments))
 
 
-@pytest.mark.parametrize("layout", [*LAYOUTS, "TND"])
-def test_dropout(layout):
+@pytest.mark.parametrize(("layout", "kv_heads"), [*itertools.product(LAYOUTS, (2, 1)), ("TND", 2)])
+def test_dropout(layout, kv_heads):
     def call_of(seed):
         if layout == "TND":
             call = tnd([4, 3], [5, 4], 0)
@@ -242,7 +251,7 @@ def test_dropout(layout):
             dropped[:, :, 4:, 5:] = oracle.dropped_pairs(0.25, seed, 0, (1, 4, 3, 4), first=4 * 4 * 5)
             call.dropped = dropped
         else:
-            call = Call(layout=layout, dropped=oracle.dropped_pairs(0.25, seed, 0, (2, 4, 9, 13)))
+            call = Call(layout=layout, kv_heads=kv_heads, dropped=oracle.dropped_pairs(0.25, seed, 0, (2, 4, 9, 13)))
         call.arguments["keep_prob"] = 0.75
         return call
 
