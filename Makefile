@@ -103,10 +103,13 @@ test-clients: $(STAMPS)/package $(STAMPS)/clients
 	  OMP_NUM_THREADS=1 PYTHONPATH=$(CURDIR)/$(CLIENT_PACKAGES) $(BIN)/torchrun --standalone --nproc_per_node 2 $$client; \
 	done
 
+# Not $(MAKE) in the recipe: `make -n check` would run it.
+SANITIZERS = $(MAKE) --no-print-directory
+
 # Cheap checks first; each needs what stands before it. The Python tests leave a good part of two cores idle, which the
 # sanitizers take, at a lower priority: what they say comes behind.
 check: lint layers test-core $(STAMPS)/models
-	@status=0; nice $(MAKE) --no-print-directory isa-symbols asan tsan >build/sanitizers.log 2>&1 & sanitizers=$$!; \
+	@status=0; nice $(SANITIZERS) isa-symbols asan tsan >build/sanitizers.log 2>&1 & sanitizers=$$!; \
 	$(BIN)/python -m pytest || status=$$?; \
 	wait $$sanitizers || status=$$?; \
 	cat build/sanitizers.log; exit $$status
