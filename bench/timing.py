@@ -23,7 +23,9 @@ def run_first(sides: Mapping[str, Side]) -> tuple[dict[str, Any], dict[str, floa
     return results, seconds
 
 
-def time_in_turns(sides: Mapping[str, Side], first: Mapping[str, float], budget_s: float) -> dict[str, float]:
+def time_in_turns(
+    sides: Mapping[str, Side], first: Mapping[str, float], budget_s: float, most_rounds: int = MAX_ROUNDS
+) -> dict[str, float]:
     """The shortest seconds of each side, first calls included; in a round every side runs once.
 
     `first`: seconds of the first calls (`run_first`); a side that is not there is called in every round.
@@ -31,7 +33,7 @@ def time_in_turns(sides: Mapping[str, Side], first: Mapping[str, float], budget_
     shortest = {name: first.get(name, float("inf")) for name in sides}
     repeated = {name: run for name, run in sides.items() if first.get(name, 0.0) <= SLOW_S}
     end = time.perf_counter() + budget_s
-    for done in range(MAX_ROUNDS):
+    for done in range(most_rounds):
         if done >= MIN_ROUNDS and time.perf_counter() > end:
             break
         for name, run in repeated.items():

@@ -47,13 +47,21 @@ class Request:
     assume_agreed: bool
 
 
-def attend(request: Request, group: Group, shares: Shares = WHOLE) -> Tensor | tuple[Tensor, Stats]:
-    """See `ringspan.attention`."""
+def check_arguments(request: Request) -> None:
+    """Raises ValueError for an argument that is wrong by itself, NotImplementedError for one not offered."""
+    request.pairs.check()
+    check_choices(request.choices)
+
+
+def attend(
+    request: Request, group: Group, shares: Shares = WHOLE, is_checked: bool = False
+) -> Tensor | tuple[Tensor, Stats]:
+    """See `ringspan.attention`. is_checked: `check_arguments` has seen the arguments already."""
     group_name, world = name_and_world(group)
     query, key, value, choices, pairs = request.query, request.key, request.value, request.choices, request.pairs
     try:
-        pairs.check()
-        check_choices(choices)
+        if not is_checked:
+            check_arguments(request)
         check_tensors(query, key, value)
         if request.return_stats:
             check_on_device(query.device.type, "return_stats")

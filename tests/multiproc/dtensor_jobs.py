@@ -238,6 +238,7 @@ def refusals(group: dist.ProcessGroup) -> dict[str, str]:
     x = distribute_tensor(torch.randn(1, 2, 8, 4), mesh, [Shard(2)], src_data_rank=None)
     plain = torch.randn(1, 2, 8, 4)
     odd = distribute_tensor(torch.randn(1, 2, 7, 4), mesh, [Shard(2)], src_data_rank=None)
+    hidden = distribute_tensor(torch.randn(1, 8, 4), mesh, [Shard(1)], src_data_rank=None)
     calls = {
         "plain": lambda: rs.attention(x, plain, x),
         "group": lambda: rs.attention(x, x, x, group=group),
@@ -245,6 +246,9 @@ def refusals(group: dist.ProcessGroup) -> dict[str, str]:
         "rows": lambda: rs.attention(odd, odd, odd, shard_map=rs.ShardMap.head_tail(7, group.size())),
         "cp": lambda: OPS.fusion_attention_v3.cp(x, x, x, 2, "BNSD", group_name=group.group_name),
         "heads": lambda: OPS.fusion_attention_v3(x, x, x, 3, "BNSD"),
+        "sink": lambda: rs.attention(x, x, x, sink="sink"),
+        "one head": lambda: rs.attention(hidden, hidden, hidden, layout="BSH", num_heads=1),
+        "true heads": lambda: rs.attention(hidden, hidden, hidden, layout="BSH", num_heads=True),
         "disable": rs.disable_cp_dtensor_dispatcher,
         "enable": lambda: rs.enable_cp_dtensor_dispatcher(shard_map=rs.ShardMap.contiguous(8, 2)),
     }
@@ -256,6 +260,30 @@ def refusals(group: dist.ProcessGroup) -> dict[str, str]:
         except (ValueError, RuntimeError) as error:
             told[name] = f"{type(error).__name__}: {error}"
     return told
+
+
+def equal_meshes(group: dist.ProcessGroup) -> dict[str, bool]:
+    """On two equal meshes with groups of their own, one after the other: what is on the right one."""
+    groups = [dist.new_group(list(range(group.size()))) for _ in range(2)]
+    meshes = [DeviceMesh.from_group(one, "cpu", mesh_dim_names=("same",)) for one in groups]
+    found = {"equal": meshes[0] == meshes[1] and meshes[0] is not meshes[1]}
+    calls = {"attention": rs.attention, "contract": lambda q, k, v: OPS.fusion_attention_v3(q, k, v, 2, "BNSD")[0]}
+    for name, call in calls.items():
+        for place, mesh in enumerate(meshes):
+            # No other op touches these: PyTorch's own cache puts results on the mesh that came first.
+            leaves = [
+                distribute_tensor(x, mesh, [Shard(2)], src_data_rank=None).requires_grad_()
+                for x in torch.randn(3, 1, 2, 2 * group.size(), 4)
+            ]
+            with torch.no_grad(), rs.count_traffic(groups[place]) as traffic:
+                untracked = call(*leaves)
+            out = call(*leaves)
+            gradients = torch.autograd.grad(out, leaves, torch.ones_like(out))
+            found[f"{name} {place}"] = all(x.device_mesh is mesh for x in (untracked, out, *gradients))
+            found[f"{name} {place} exchanged"] = traffic.sent_bytes > 0
+            found[f"{name} {place} history"] = out.requires_grad and not untracked.requires_grad
+            found[f"{name} {place} local history"] = not out._local_tensor.requires_grad
+    return found
 
 
 def backward_after_disable(group: dist.ProcessGroup) -> dict[str, float]:

@@ -86,6 +86,11 @@ def test_other_placements_are_redistributed(pool):
     assert max(pool.run("dtensor_jobs:partial_inputs", 2)) <= EXACT
 
 
+def test_what_is_remembered_of_a_mesh_serves_no_equal_one(pool):
+    for answer in pool.run("dtensor_jobs:equal_meshes", 4):
+        assert all(answer.values()), answer
+
+
 def test_the_backward_takes_the_forwards_map(pool):
     for answer in pool.run("dtensor_jobs:backward_after_disable", 2):
         assert max(value for name, value in answer.items() if name.startswith("attention")) <= EXACT
@@ -100,6 +105,9 @@ def test_bad_calls_are_told_what_is_wrong(pool):
         assert "gives rank 0 3 rows, but a DTensor of 7 rows on 2 ranks gives it 4" in told["rows"]
         assert told["cp"].startswith("RuntimeError: the .cp overloads take this rank's local tensors")
         assert told["heads"].startswith("RuntimeError: num_heads is 3, but query has 2 heads")
+        assert told["sink"].startswith("ValueError: sink is a plain tensor beside DTensors")
+        assert told["one head"] == "nothing"
+        assert told["true heads"].startswith("ValueError: num_heads is True")
         assert told["disable"].startswith("RuntimeError: disable_cp_dtensor_dispatcher() without a matching")
         assert told["enable"].startswith("ValueError: shard_map is")
 

@@ -5,31 +5,22 @@ from __future__ import annotations
 from dataclasses import replace
 
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
-from ringspan.attend import Request, Shares, attend
-from ringspan.call import Choices, Sizes, check_choices
+from ringspan.attend import Request, Shares, attend, check_arguments
+from ringspan.call import Choices, Sizes
+from ringspan.dtensor.arrangement import OPERANDS, Arrangement, Place, arrange, place_of
 from ringspan.dtensor.operands import (
-    Placed,
+    as_dtensors,
     check_rows,
     common_mesh,
+    in_place,
     local_parts,
     map_of,
-    read_operands,
     takes_part,
     wholes,
-    wrap,
 )
-from ringspan.dtensor.placements import (
-    SINK_AXES,
-    Role,
-    Roles,
-    axes_of_layout,
-    axes_of_pairs,
-    axes_of_slopes,
-    axes_of_stats,
-    out_shape,
-    stats_shape,
-)
+from ringspan.dtensor.placements import SINK_AXES, Role, Roles, axes_of_pairs, axes_of_slopes
 from ringspan.dtensor.split import Split, split_in_effect
 from ringspan.group import Group
 from ringspan.pairs import Alibi, PairChoices
@@ -40,8 +31,7 @@ from ringspan.stats import Stats
 def attend_on_dtensors(request: Request, group: Group) -> Tensor | tuple[Tensor, Stats]:
     """See `ringspan.attention`. The gradients of DTensors are DTensors too."""
     choices, pairs = request.choices, request.pairs
-    check_choices(choices)
-    pairs.check()
+    check_arguments(request)
     _check_group(group)
     bias = pairs.bias.slopes if isinstance(pairs.bias, Alibi) else pairs.bias
     named = {
@@ -49,27 +39,29 @@ def attend_on_dtensors(request: Request, group: Group) -> Tensor | tuple[Tensor,
         "sink": request.sink, "attn_mask": pairs.attn_mask, "bias": bias,
     }  # fmt: skip
     mesh = common_mesh(named)
-    (q, k, v), sizes, roles = read_operands(named, mesh, choices.layout, choices.num_heads)
-    split = split_in_effect()
-    axes = axes_of_layout(choices.layout)
-    placed = [("query", q, axes), ("key", k, axes), ("value", v, axes), ("sink", request.sink, SINK_AXES)]
-    parts = local_parts(placed + _placed_pairs(pairs), roles)
+    given = as_dtensors(named, mesh)
+    arrangement = arrange(given["query"], given["key"], given["value"], choices.layout, choices.num_heads)
+    roles, split = arrangement.roles, split_in_effect()
+    places = arrangement.operands | _places_of_others(given, pairs, roles)
+    placed = [in_place(name, given[name], place) for name, place in places.items()]
+    parts = dict(zip(places, local_parts(placed, list(places.values())), strict=True))
     local = Request(
         parts["query"],
         parts["key"],
         parts["value"],
-        parts["sink"],
-        _local_choices(choices, sizes, roles, split),
-        _local_pairs(pairs, sizes, parts),
+        parts.get("sink"),
+        _local_choices(choices, arrangement, split),
+        _local_pairs(pairs, arrangement.sizes, parts),
         request.return_stats,
         request.assume_agreed,
     )
     if takes_part(mesh):
         names = (tuple(roles.group_names(role)) for role in (Role.BATCH, Role.HEADS))
-        result = attend(local, roles.sequence_group(), Shares(*names, roles.parts(Role.BATCH)))
+        shares = Shares(*names, roles.parts[Role.BATCH])
+        result = attend(local, roles.sequence_group(), shares, is_checked=True)
     else:
         result = _nothing(local)
-    return _wrap_result(result, q, sizes, roles, choices.layout)
+    return _wrap_result(result, arrangement)
 
 
 def _nothing(local: Request) -> Tensor | tuple[Tensor, Stats]:
@@ -84,36 +76,44 @@ def _check_group(group: Group) -> None:
         )
 
 
-def _local_choices(choices: Choices, sizes: Sizes, roles: Roles, split: Split) -> Choices:
+def _local_choices(choices: Choices, arrangement: Arrangement, split: Split) -> Choices:
     """The choices for the ranks that share the sequence: explicit maps, and this rank's number of heads."""
-    heads = None if choices.num_heads is None else choices.num_heads // roles.parts(Role.HEADS)
-    world = roles.parts(Role.SEQUENCE)
-    exchange = split.exchange if choices.exchange == "auto" else choices.exchange
-    if Role.SEQUENCE not in roles.roles:
+    sizes, parts = arrangement.sizes, arrangement.roles.parts
+    heads = None if choices.num_heads is None else choices.num_heads // parts[Role.HEADS]
+    if Role.SEQUENCE not in arrangement.roles.roles:
         return replace(choices, num_heads=heads)
+    world = parts[Role.SEQUENCE]
     q_map = _map(choices.shard_map, sizes.q_rows, world, split)
     kv_map = choices.kv_shard_map if choices.kv_shard_map is not None else choices.shard_map
     kv_map = q_map if kv_map is None and sizes.kv_rows == sizes.q_rows else _map(kv_map, sizes.kv_rows, world, split)
-    return replace(choices, num_heads=heads, shard_map=q_map, kv_shard_map=kv_map, exchange=exchange)
+    exchange = split.exchange if choices.exchange == "auto" else choices.exchange
+    return Choices(choices.mask, q_map, kv_map, choices.layout, heads, choices.scale, choices.schedule, exchange)
 
 
 def _map(given: ShardMap | None, rows: int, world: int, split: Split) -> ShardMap:
     return map_of(split.make_map, rows, world) if given is None else check_rows(given, rows, world)
 
 
-def _placed_pairs(pairs: PairChoices) -> list[Placed]:
-    """Masks and biases, and the axes that each has for itself."""
-    bias, mask = pairs.bias, pairs.attn_mask
-    found: list[Placed] = [] if mask is None else [("attn_mask", mask, axes_of_pairs(mask.shape))]
-    if isinstance(bias, Alibi):
-        found.append(("bias", bias.slopes, axes_of_slopes(bias.slopes)))
-    elif bias is not None:
-        found.append(("bias", bias, axes_of_pairs(bias.shape)))
-    return found
+def _places_of_others(given: dict[str, DTensor], pairs: PairChoices, roles: Roles) -> dict[str, Place]:
+    """Where sink, mask and bias lie, each by the axes that it has for itself."""
+    places = {}
+    for name, tensor in given.items():
+        if name in OPERANDS:
+            continue
+        if name == "sink":
+            axes = SINK_AXES
+        elif name == "bias" and isinstance(pairs.bias, Alibi):
+            axes = axes_of_slopes(tensor)
+        else:
+            axes = axes_of_pairs(tensor.shape)
+        places[name] = place_of(roles, axes, tensor.shape, tensor.dtype)
+    return places
 
 
 def _local_pairs(pairs: PairChoices, sizes: Sizes, parts: dict[str, Tensor | None]) -> PairChoices:
     """Masks and biases are this rank's parts; places stay those of the whole call."""
+    if pairs.attn_mask is None and pairs.bias is None and pairs.dropout_p == 0:
+        return pairs
     bias = parts.get("bias")
     if isinstance(pairs.bias, Alibi):
         bias = replace(pairs.bias, slopes=bias)
@@ -121,13 +121,10 @@ def _local_pairs(pairs: PairChoices, sizes: Sizes, parts: dict[str, Tensor | Non
     return replace(pairs, attn_mask=parts.get("attn_mask"), bias=bias, total_heads=total)
 
 
-def _wrap_result(
-    result: Tensor | tuple[Tensor, Stats], query: Tensor, sizes: Sizes, roles: Roles, layout: str
-) -> Tensor | tuple[Tensor, Stats]:
-    out, stats = result if isinstance(result, tuple) else (result, None)
-    parts = [(out, out_shape(query.shape, sizes, layout), axes_of_layout(layout))]
-    if stats is None:
-        return wholes(parts, roles)[0]
-    rows, axes = stats_shape(sizes, layout), axes_of_stats(layout)
-    whole, lse = wholes([*parts, (stats.lse, rows, axes)], roles)
-    return whole, Stats(wrap(stats.max, rows, roles, axes), wrap(stats.sum, rows, roles, axes), lse)
+def _wrap_result(result: Tensor | tuple[Tensor, Stats], arrangement: Arrangement) -> Tensor | tuple[Tensor, Stats]:
+    out, stats = arrangement.out, arrangement.stats
+    if isinstance(result, Tensor):
+        return wholes([result], [out])[0]
+    local, rows = result
+    whole, lse = wholes([local, rows.lse], [out, stats])
+    return whole, Stats(*wholes([rows.max, rows.sum], [stats, stats]), lse)

@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate
 
-from ringspan.call import Sizes, read_sizes
-from ringspan.dtensor.placements import Roles, TensorAxes, choose_roles, chunk_rows
-from ringspan.dtensor.private import allows_implicit_replication, contiguous_stride, dtensor_of, local_of, spec_of
+from ringspan.dtensor.arrangement import OPERANDS, Place
+from ringspan.dtensor.placements import chunk_rows
+from ringspan.dtensor.private import allows_implicit_replication, contiguous_stride, local_of
 from ringspan.shard_map import ShardMap
 
 MakeMap = Callable[[int, int], ShardMap]
@@ -26,7 +26,7 @@ def common_mesh(named: dict[str, Tensor | None]) -> DeviceMesh:
             continue
         if mesh is None:
             mesh, first = tensor.device_mesh, name
-        elif tensor.device_mesh != mesh:
+        elif tensor.device_mesh is not mesh and tensor.device_mesh != mesh:
             raise ValueError(
                 f"{name} lies on {tensor.device_mesh}, {first} on {mesh}; put all DTensors of a call on one mesh"
             )
@@ -52,103 +52,84 @@ def as_dtensor(name: str, tensor: Tensor, mesh: DeviceMesh, was_accepted: bool =
     return DTensor.from_local(tensor, mesh, [Replicate()] * mesh.ndim, run_check=False)
 
 
-def read_operands(
-    named: dict[str, Any], mesh: DeviceMesh, layout: str, num_heads: int | None
-) -> tuple[list[DTensor], Sizes, Roles]:
-    """Query, key and value as DTensors, the sizes of the whole call, and what the mesh axes do in it."""
-    tensors = [as_dtensor(name, named[name], mesh) for name in ("query", "key", "value")]
-    sizes = read_sizes(*(tensor.shape for tensor in tensors), layout, num_heads)
-    return tensors, sizes, choose_roles(mesh, [tensor.placements for tensor in tensors], sizes, layout)
+def as_dtensors(named: dict[str, Any], mesh: DeviceMesh) -> dict[str, DTensor]:
+    """Query, key and value, and what is given beside them."""
+    return {
+        name: as_dtensor(name, tensor, mesh) for name, tensor in named.items() if tensor is not None or name in OPERANDS
+    }
 
 
-def in_place(name: str, tensor: Tensor, roles: Roles, axes: TensorAxes, was_accepted: bool = False) -> DTensor:
-    """Where the roles want it, by redistribution if it lies elsewhere."""
-    wanted = roles.placements(axes)
-    given = as_dtensor(name, tensor, roles.mesh, was_accepted)
-    return given if given.placements == wanted else given.redistribute(placements=wanted)
+def in_place(name: str, tensor: Tensor, place: Place, was_accepted: bool = False) -> DTensor:
+    """Where it is to lie, by redistribution if it lies elsewhere."""
+    given = as_dtensor(name, tensor, place.mesh, was_accepted)
+    return given if given.placements == place.placements else given.redistribute(placements=place.placements)
 
 
 class _LocalParts(torch.autograd.Function):
     """`to_local` of several DTensors in one node of the graph."""
 
     @staticmethod
-    def forward(ctx: Any, specs: Sequence[Any], *tensors: DTensor) -> tuple[Tensor, ...]:
-        ctx.specs = specs
+    def forward(ctx: Any, places: Sequence[Place], *tensors: DTensor) -> tuple[Tensor, ...]:
+        ctx.places = places
         ctx.set_materialize_grads(False)
         return tuple(local_of(tensor).detach() for tensor in tensors)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Any, ...]:
         whole = (
-            None if gradient is None else dtensor_of(gradient, spec)
-            for gradient, spec in zip(gradients, ctx.specs, strict=True)
+            None if gradient is None else place.wrap_gradient(gradient)
+            for gradient, place in zip(gradients, ctx.places, strict=True)
         )
         return None, *whole
 
 
-class _Whole(torch.autograd.Function):
+class _Wholes(torch.autograd.Function):
     """`from_local` of several tensors in one node of the graph."""
 
     @staticmethod
-    def forward(ctx: Any, specs: Sequence[Any], *tensors: Tensor) -> tuple[DTensor, ...]:
-        ctx.specs = specs
+    def forward(ctx: Any, places: Sequence[Place], *tensors: Tensor) -> tuple[DTensor, ...]:
+        ctx.places = places
         ctx.set_materialize_grads(False)
-        return tuple(dtensor_of(tensor, spec) for tensor, spec in zip(tensors, specs, strict=True))
+        return tuple(place.wrap(tensor.detach()) for tensor, place in zip(tensors, places, strict=True))
 
     @staticmethod
     def backward(ctx: Any, *gradients: DTensor | None) -> tuple[Any, ...]:
         parts = []
-        for gradient, spec in zip(gradients, ctx.specs, strict=True):
-            if gradient is not None and gradient.placements != spec.placements:
-                gradient = gradient.redistribute(placements=spec.placements)
+        for gradient, place in zip(gradients, ctx.places, strict=True):
+            if gradient is not None and gradient.placements != place.placements:
+                gradient = gradient.redistribute(placements=place.placements)
             parts.append(None if gradient is None else local_of(gradient))
         return None, *parts
 
 
-Placed = tuple[str, Tensor | None, TensorAxes]
-
-
-def local_parts(placed: Sequence[Placed], roles: Roles) -> dict[str, Tensor | None]:
-    """This rank's part of each, by name; their gradients come back as the parts that they are."""
-    given = {name: in_place(name, tensor, roles, axes) for name, tensor, axes in placed if tensor is not None}
-    gradients = [roles.gradient_placements(axes) for _, tensor, axes in placed if tensor is not None]
-    parts: dict[str, Tensor | None] = {name: None for name, _, _ in placed}
+def local_parts(tensors: Sequence[DTensor], places: Sequence[Place]) -> Sequence[Tensor]:
+    """This rank's part of each, which lies in its place; their gradients come back as the parts that they are."""
     if torch.compiler.is_compiling():
-        for (name, tensor), where in zip(given.items(), gradients, strict=True):
-            parts[name] = tensor.to_local(grad_placements=where)
-        return parts
-    specs = [
-        spec_of(roles.mesh, where, tuple(tensor.shape), tensor.dtype)
-        for tensor, where in zip(given.values(), gradients, strict=True)
-    ]
-    return parts | dict(zip(given, _LocalParts.apply(specs, *given.values()), strict=True))
+        return [
+            tensor.to_local(grad_placements=place.gradient_placements)
+            for tensor, place in zip(tensors, places, strict=True)
+        ]
+    return _LocalParts.apply(places, *tensors) if _is_tracked(tensors) else [local_of(tensor) for tensor in tensors]
 
 
-def wholes(parts: Sequence[tuple[Tensor, Sequence[int], TensorAxes]], roles: Roles) -> list[DTensor]:
-    """Results of this rank, each a part of a whole of the given shape."""
-    where = [roles.placements(axes) for _, _, axes in parts]
+def wholes(parts: Sequence[Tensor], places: Sequence[Place]) -> Sequence[DTensor]:
+    """Results of this rank, each the part of a whole in its place."""
     if torch.compiler.is_compiling():
         return [
             DTensor.from_local(
-                local, roles.mesh, placements, run_check=False, shape=torch.Size(shape), stride=contiguous_stride(shape)
+                local, place.mesh, place.placements, run_check=False,
+                shape=torch.Size(place.shape), stride=contiguous_stride(place.shape),
             )
-            for (local, shape, _), placements in zip(parts, where, strict=True)
-        ]
-    specs = [
-        spec_of(roles.mesh, placements, tuple(shape), local.dtype)
-        for (local, shape, _), placements in zip(parts, where, strict=True)
-    ]
-    return list(_Whole.apply(specs, *(local for local, _, _ in parts)))
+            for local, place in zip(parts, places, strict=True)
+        ]  # fmt: skip
+    if _is_tracked(parts):
+        return _Wholes.apply(places, *parts)
+    return [place.wrap(local) for local, place in zip(parts, places, strict=True)]
 
 
-def wrap(local: Tensor, shape: Sequence[int], roles: Roles, axes: TensorAxes) -> DTensor:
-    """One of them, below autograd."""
-    return dtensor_of(local, spec_of(roles.mesh, roles.placements(axes), tuple(shape), local.dtype))
-
-
-def wrap_gradient(local: Tensor, shape: Sequence[int], roles: Roles, axes: TensorAxes) -> DTensor:
-    """The same for a gradient, which may be a part of a sum."""
-    return dtensor_of(local, spec_of(roles.mesh, roles.gradient_placements(axes), tuple(shape), local.dtype))
+def _is_tracked(tensors: Sequence[Tensor]) -> bool:
+    """Whether autograd is to know about what is made of them."""
+    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
 
 
 def map_of(make: MakeMap, seq_len: int, world: int) -> ShardMap:

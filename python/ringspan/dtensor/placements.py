@@ -12,11 +12,9 @@ Sizes enter only where they must divide, so that a compiled graph serves every l
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch.compiler
 from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
@@ -80,10 +78,11 @@ def axes_of_pairs(shape: Sequence[int]) -> TensorAxes:
 
 @dataclass(frozen=True)
 class Roles:
-    """The role of every axis of a mesh."""
+    """The role of every axis of a mesh, and into how many parts each role cuts over all its axes."""
 
     mesh: DeviceMesh
     roles: tuple[str, ...]
+    parts: dict[str, int]
 
     def placements(self, axes: TensorAxes) -> tuple[Placement, ...]:
         """Where a tensor with these axes lies."""
@@ -96,16 +95,10 @@ class Roles:
             for role in self.roles
         )
 
-    def parts(self, role: str) -> int:
-        """Into how many parts the role cuts, over all its axes."""
-        count = 1
-        for axis, found in enumerate(self.roles):
-            if found == role:
-                count *= self.mesh.size(axis)
-        return count
-
     def group_names(self, role: str) -> list[str]:
         """The groups of this process along the axes of a role, outermost first."""
+        if role not in self.roles:
+            return []
         return [self.mesh.get_group(axis).group_name for axis, found in enumerate(self.roles) if found == role]
 
     def sequence_group(self) -> ProcessGroup | None:
@@ -118,37 +111,25 @@ def choose_roles(mesh: DeviceMesh, placements: Sequence[tuple[Placement, ...]], 
 
     Batch entries and heads are cut only where their number divides; the sequence is cut by one axis, at any length.
     """
-    # dynamo would ignore a cache, with a warning.
-    find = _find_roles if torch.compiler.is_compiling() else _remembered_roles
-    return find(mesh, tuple(placements), sizes.batch, (sizes.q_heads, sizes.kv_heads), layout)
-
-
-def _find_roles(
-    mesh: DeviceMesh, placements: tuple[tuple[Placement, ...], ...], batch: int, heads: tuple[int, int], layout: str
-) -> Roles:
     axes = axes_of_layout(layout)
-    counts = {Role.BATCH: (batch,), Role.HEADS: heads}
-    parts = {Role.BATCH: 1, Role.HEADS: 1}
+    counts = {Role.BATCH: (sizes.batch,), Role.HEADS: (sizes.q_heads, sizes.kv_heads)}
+    parts = dict.fromkeys((Role.REPLICATE, Role.BATCH, Role.HEADS, Role.SEQUENCE), 1)
     roles: list[str] = []
     for axis in range(mesh.ndim):
         size = mesh.size(axis)
         lying = [placement[axis] for placement in placements]
         best, least = Role.REPLICATE, float("inf")
         for role in _tried(lying[0], axes):
-            if role in parts:
+            if role in counts:
                 offered = all(count % (parts[role] * size) == 0 for count in counts[role])
             else:
                 offered = role == Role.REPLICATE or Role.SEQUENCE not in roles
             cost = _cost_of_all(lying, role, axes, size)
             if offered and cost < least:
                 best, least = role, cost
-        if best in parts:
-            parts[best] *= size
+        parts[best] *= size
         roles.append(best)
-    return Roles(mesh, tuple(roles))
-
-
-_remembered_roles = functools.lru_cache(maxsize=1024)(_find_roles)
+    return Roles(mesh, tuple(roles), parts)
 
 
 def _tried(lying: Placement, axes: TensorAxes) -> list[str]:

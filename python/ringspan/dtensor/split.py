@@ -23,6 +23,9 @@ class Split:
         return self.make_map is ShardMap.contiguous
 
 
+_UNTOLD = Split()
+
+
 class Watch(Protocol):
     """Something that knows better than what was enabled: see `balancer.BalancerWatch`."""
 
@@ -53,7 +56,7 @@ ENABLED = _Enabled()
 def split_in_effect() -> Split:
     """What a call of this moment is to go by."""
     if not ENABLED.splits:
-        return Split()
+        return _UNTOLD
     enabled = ENABLED.splits[-1]
     if ENABLED.watch is None:
         return enabled
