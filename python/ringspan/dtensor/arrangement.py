@@ -74,11 +74,6 @@ class Arrangement:
     seed: Place
     nothing: Place  # gradients that there are none of
 
-    @property
-    def mesh(self) -> DeviceMesh:
-        """Of all DTensors of the call."""
-        return self.roles.mesh
-
 
 def place_of(roles: Roles, axes: TensorAxes, shape: Sequence[int], dtype: torch.dtype) -> Place:
     """Where a tensor with these axes lies."""

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate
 
 from ringspan.dtensor.arrangement import OPERANDS, Place, arrange, place_of
-from ringspan.dtensor.operands import as_dtensors, common_mesh, in_place, map_of, takes_part
+from ringspan.dtensor.operands import as_dtensor, common_mesh, in_place, map_of, takes_part
 from ringspan.dtensor.placements import SINK_AXES, Role, axes_of_pairs, axes_of_slopes
 from ringspan.dtensor.private import local_of
 from ringspan.dtensor.split import check_traceable, split_in_effect
@@ -44,11 +44,10 @@ class _Placed:
 
     def __init__(self, given: Any, results: Sequence[str] = ()) -> None:
         self.given, self.is_backward = given, bool(results)
-        named = {name: getattr(given, name) for name in (*OPERANDS, *_MASKS, *results)}
+        named = self.named = {name: getattr(given, name) for name in (*OPERANDS, *_MASKS, *results)}
         self.mesh = common_mesh(named)
-        self.named = named | as_dtensors({name: named[name] for name in OPERANDS}, self.mesh)
-        query, key, value = (self.named[name] for name in OPERANDS)
-        self.arrangement = arrange(query, key, value, given.input_layout.upper(), given.head_num)
+        operands = [as_dtensor(name, named[name], self.mesh) for name in OPERANDS]
+        self.arrangement = arrange(*operands, given.input_layout.upper(), given.head_num)
         self.places = self.arrangement.operands.copy()
         for name in _MASKS:
             if named[name] is not None:
