@@ -4,7 +4,7 @@
 #   base < shape < mask < shard < plan < {ledger, sim}
 #          shape < view < softmax
 #                  {mask, softmax, view} < kernel
-#   base < transport
+#   base < transport < mpi (RingspanMpi.cmake)
 #                  {plan, kernel, transport} < ring
 
 find_package(Threads REQUIRED)

@@ -3,7 +3,7 @@
     base < shape < mask < shard < plan < {ledger, sim}
            shape < view < softmax
                    {mask, softmax, view} < kernel
-    base < transport
+    base < transport (the interface) < its folders inproc, mpi
                    {plan, kernel, transport} < ring
 
 A layer may include itself and all that stands below it. The build holds the same table as link dependencies
@@ -33,12 +33,18 @@ BELOW = {
     "sim": ["plan"],
 }
 
+# Files, and folders by their "/" at the end, that may include less than their layer: layers, and files beside these.
 # The ring loop is written once, for every backend: it sees the plan and the verbs of a backend, no tensor or transport.
-ONLY = {"ringspan/ring/executor.h": (["plan"], ["ringspan/ring/backend.h"])}
+# A transport sees the interface and no other transport.
+ONLY = {
+    "ringspan/ring/executor.h": (["plan"], ["ringspan/ring/backend.h"]),
+    "ringspan/transport/inproc/": (["base"], ["ringspan/transport/transport.h", "ringspan/transport/inproc/inproc.h"]),
+    "ringspan/transport/mpi/": (["base"], ["ringspan/transport/transport.h", "ringspan/transport/mpi/mpi.h"]),
+}
 
 # Libraries of others: prefix of the include -> folders that may use it.
 THIRD_PARTY = {
-    "torch/": ["binding"],
+    "torch/": ["binding", "examples/cpp"],
     "ATen/": ["binding"],
     "c10/": ["binding"],
     "Python.h": [],
@@ -47,7 +53,7 @@ THIRD_PARTY = {
     "gtest/": ["tests"],
     "gmock/": ["tests"],
     "benchmark/": ["bench"],
-    "mpi.h": ["ringspan/transport/mpi"],
+    "mpi.h": ["ringspan/transport/mpi", "tests/ringspan/transport/mpi", "examples/cpp"],
 }
 
 # Outside the core: folder -> first folders of the repository that it may include.
@@ -85,8 +91,9 @@ def fault_of_core(file: str, include: str) -> str | None:
         return f"layer {layer} is not in the table"
     if len(parts) < 3 or parts[1] not in BELOW:
         return "no layer may include the umbrella header" if include == "ringspan/ringspan.h" else "no such layer"
-    if file in ONLY:
-        layers, files = ONLY[file]
+    place = next((place for place in ONLY if file == place or (place.endswith("/") and file.startswith(place))), None)
+    if place:
+        layers, files = ONLY[place]
         allowed = with_all_below(layers)
         return None if include in files or parts[1] in allowed else f"it may see only {', '.join([*layers, *files])}"
     allowed = with_all_below([layer])
@@ -103,6 +110,9 @@ def fault_of(file: str, quoted: bool, include: str) -> str | None:
     first = include.split("/")[0]
     if not quoted:
         return "files of the repository are included with quotes" if first in ("ringspan", *OUTSIDE) else None
+    # Examples are projects of their own, which a user copies: their files name their neighbours.
+    if file.startswith("examples/") and "/" not in include:
+        return None if ((ROOT / file).parent / include).is_file() else "no such file beside it"
     if not (ROOT / include).is_file():
         return "no such file (paths start at the repository root)"
     folder = file.split("/")[0]

@@ -131,6 +131,28 @@ void add_shared_gradients(const Plan& plan, const RingInputs& in, int64_t rank, 
   for (std::size_t i = 0; i < part.data.size(); ++i) results.dbias.data[i] += part.data[i];
 }
 
+// Fills `t` and runs forward and backward of the transport's rank.
+void run_both(const Plan& plan, const RingInputs& in, const RingOptions& options, Transport& transport, LocalTensors& t,
+              Transport::Counters& after_forward) {
+  const Problem& p = plan.problem();
+  const int64_t rank = transport.rank();
+  t = local_tensors(plan, in, rank, options.padding);
+  const RankPlan part = plan.rank(rank);
+  const ThreadPool pool(options.threads);
+  const OutputView output{t.out.view(), t.max.view(), t.sum.view(), t.lse.view()};
+  const ConstTensorView q = t.q.view(), k = t.k.view(), v = t.v.view(), dout = t.dout.view();
+  const ConstTensorView dlse = in.dlse.data.empty() ? ConstTensorView{} : t.dlse.view();
+  if (options.before_forward) options.before_forward(rank);
+  add_pairs(plan, in, rank, t);
+  const std::array<int64_t, 4> full{p.batch, p.q_heads, plan.q_map().local_rows(rank), p.kv_len};
+  const Extras extras = extras_of(p, in, full[2], t);
+  ring_forward(part, transport, q, k, v, output, pool, extras);
+  after_forward = transport.counters();
+  const GradsView grads{t.dq.view(), t.dk.view(), t.dv.view(), in.sink.empty() ? TensorView{} : t.dsink.view(),
+                        in.bias.data.empty() ? TensorView{} : shared(t.dbias.view(), full)};
+  ring_backward(part, transport, q, k, v, output, dout, dlse, grads, pool, extras);
+}
+
 }  // namespace
 
 void describe_row_tensors(const RingInputs& in, Problem& p) {
@@ -149,6 +171,13 @@ RingInputs random_inputs(uint64_t seed, const Problem& p) {
   return in;
 }
 
+RankResults run_rank(const Plan& plan, const RingInputs& in, Transport& transport, const RingOptions& options) {
+  LocalTensors t;
+  Transport::Counters after_forward;
+  run_both(plan, in, options, transport, t, after_forward);
+  return {t.out, t.max, t.sum, t.lse, t.dq, t.dk, t.dv};
+}
+
 RingResults run_ring(const Plan& plan, const RingInputs& in, const RingOptions& options) {
   const Problem& p = plan.problem();
   const int64_t world = plan.world();
@@ -162,21 +191,7 @@ RingResults run_ring(const Plan& plan, const RingInputs& in, const RingOptions& 
   inproc::run_ranks(world, [&](Transport& transport) {
     const int64_t rank = transport.rank();
     LocalTensors& t = tensors[rank];
-    t = local_tensors(plan, in, rank, options.padding);
-    const RankPlan part = plan.rank(rank);
-    const ThreadPool pool(options.threads);
-    const OutputView output{t.out.view(), t.max.view(), t.sum.view(), t.lse.view()};
-    const ConstTensorView q = t.q.view(), k = t.k.view(), v = t.v.view(), dout = t.dout.view();
-    const ConstTensorView dlse = in.dlse.data.empty() ? ConstTensorView{} : t.dlse.view();
-    if (options.before_forward) options.before_forward(rank);
-    add_pairs(plan, in, rank, t);
-    const std::array<int64_t, 4> full{p.batch, p.q_heads, plan.q_map().local_rows(rank), p.kv_len};
-    const Extras extras = extras_of(p, in, full[2], t);
-    ring_forward(part, transport, q, k, v, output, pool, extras);
-    results.forward[rank] = transport.counters();
-    const GradsView grads{t.dq.view(), t.dk.view(), t.dv.view(), in.sink.empty() ? TensorView{} : t.dsink.view(),
-                          in.bias.data.empty() ? TensorView{} : shared(t.dbias.view(), full)};
-    ring_backward(part, transport, q, k, v, output, dout, dlse, grads, pool, extras);
+    run_both(plan, in, options, transport, t, results.forward[rank]);
     results.total[rank] = transport.counters();
   });
   results.out = Array({p.batch, p.q_heads, p.q_len, p.v_dim});

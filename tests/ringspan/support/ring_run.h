@@ -1,5 +1,5 @@
-// Runs a plan on in-process ranks: cuts global arrays into shards, calls ring_forward and ring_backward on every rank,
-// and puts the results back into global order.
+// Runs a plan on in-process ranks, or one rank of it on any transport: cuts global arrays into shards, calls
+// ring_forward and ring_backward, and puts the results back into global order.
 #pragma once
 
 #include <functional>
@@ -10,6 +10,7 @@
 #include "ringspan/transport/inproc/inproc.h"
 
 #include "tests/ringspan/support/array.h"
+#include "tests/ringspan/support/tensor.h"
 
 namespace ringspan::test {
 
@@ -40,6 +41,13 @@ struct RingOptions {
 void describe_row_tensors(const RingInputs& inputs, Problem& problem);
 
 RingInputs random_inputs(uint64_t seed, const Problem& problem);
+// One rank's tensors, in the order of its rows.
+struct RankResults {
+  Tensor out, max, sum, lse, dq, dk, dv;
+};
+// What run_ring does on one rank, on any transport.
+RankResults run_rank(const Plan& plan, const RingInputs& inputs, Transport& transport, const RingOptions& options = {});
+
 RingResults run_ring(const Plan& plan, const RingInputs& inputs, const RingOptions& options = {});
 
 }  // namespace ringspan::test
