@@ -84,7 +84,7 @@ bench: $(STAMPS)/package
 test: test-core test-python
 
 build-tests: $(STAMPS)/package
-	$(BIN)/cmake -S . -B $(BUILD) -DRINGSPAN_TESTS=ON -DRINGSPAN_BENCH=ON >/dev/null
+	$(BIN)/cmake -S . -B $(BUILD) -DRINGSPAN_TESTS=ON -DRINGSPAN_BENCH=ON -DRINGSPAN_MPI=AUTO >/dev/null
 	$(BIN)/cmake --build $(BUILD)
 
 test-core: build-tests

@@ -84,3 +84,11 @@ if(TARGET ringspan_transport_mpi AND mpi_test_sources)
   add_test(NAME mpi_start COMMAND ${launch} --gtest_filter=MpiStart.*)
   set_tests_properties(mpi_start PROPERTIES TIMEOUT 60 PROCESSORS 4)
 endif()
+
+# What is installed serves a project outside of the checkout. Libraries with a sanitizer in them would not.
+find_package(Python 3.10 COMPONENTS Interpreter QUIET)
+if(Python_FOUND AND NOT RINGSPAN_SANITIZE)
+  add_test(NAME installed_package
+    COMMAND ${Python_EXECUTABLE} ${PROJECT_SOURCE_DIR}/tools/check_install.py ${PROJECT_BINARY_DIR})
+  set_tests_properties(installed_package PROPERTIES TIMEOUT 300 PROCESSORS 2)
+endif()
