@@ -91,4 +91,9 @@ if(Python_FOUND AND NOT RINGSPAN_SANITIZE)
   add_test(NAME installed_package
     COMMAND ${Python_EXECUTABLE} ${PROJECT_SOURCE_DIR}/tools/check_install.py ${PROJECT_BINARY_DIR})
   set_tests_properties(installed_package PROPERTIES TIMEOUT 300 PROCESSORS 2)
+  if(TARGET ringspan_binding)
+    add_test(NAME operators_without_python
+      COMMAND ${Python_EXECUTABLE} ${PROJECT_SOURCE_DIR}/tools/check_install.py ${PROJECT_BINARY_DIR} --torch)
+    set_tests_properties(operators_without_python PROPERTIES TIMEOUT 600)
+  endif()
 endif()

@@ -45,7 +45,7 @@ ONLY = {
 # Libraries of others: prefix of the include -> folders that may use it.
 THIRD_PARTY = {
     "torch/": ["binding", "examples/cpp"],
-    "ATen/": ["binding"],
+    "ATen/": ["binding", "examples/cpp"],
     "c10/": ["binding"],
     "Python.h": [],
     "nlohmann/": ["ringspan/plan", "ringspan/ledger", "ringspan/sim", "cli", "tests", "bench"],

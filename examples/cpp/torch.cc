@@ -1,5 +1,6 @@
 // The PyTorch operators from C++, without Python: loads the library of the Python package, which needs no Python, and
-// calls torch.ops.ringspan.attention through the dispatcher, forward and backward. Compared with PyTorch's own attention.
+// calls torch.ops.ringspan.attention through the dispatcher, forward and backward. Compared with PyTorch's own
+// attention.
 #include <cstdio>
 #include <map>
 #include <string>

@@ -1,38 +1,21 @@
-"""The C++ examples and the guide on them (docs/cpp.md)."""
+"""The guide for C++ (docs/cpp.md) against its examples, which tools/check_install.py builds and runs."""
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import subprocess
-import sys
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).resolve().parents[2]
-BUILD = ROOT / "build" / "main"
 EXAMPLES = ROOT / "examples" / "cpp"
 GUIDE = (ROOT / "docs" / "cpp.md").read_text()
 
 
-@pytest.mark.slow
-def test_the_torch_example_runs_without_python() -> None:
-    if not (BUILD / "CTestTestfile.cmake").exists():
-        pytest.skip("the C++ core was not built here (make test builds it)")
-    done = subprocess.run(
-        [sys.executable, ROOT / "tools" / "check_install.py", BUILD, "--torch"], capture_output=True, text=True, timeout=900
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "torch_example" in done.stdout
-
-
 def test_the_operators_need_no_python() -> None:
-    import importlib.util
-
     library = importlib.util.find_spec("ringspan._C").origin
     needed = subprocess.run(["ldd", library], capture_output=True, text=True, check=True).stdout
     assert "libtorch_cpu" in needed
-    assert "python" not in {line.split("=>")[0].strip().split(".so")[0] for line in needed.splitlines()}
     assert not re.search(r"lib(torch_)?python", needed)
 
 

@@ -286,7 +286,7 @@ void Endpoint::give_up_send(Pending& send) noexcept {
     } catch (const TransportError&) {
       break;
     }
-    // A rank that has given up too takes no more messages, and has finished those that it took. One that computes beyond
+    // A rank that has given up too takes no more messages, and has finished those that it took. One that computes past
     // the time limit hears of this before it takes another.
     if (gave_up_[static_cast<std::size_t>(send.peer)] || Clock::now() > deadline) break;
     std::this_thread::yield();

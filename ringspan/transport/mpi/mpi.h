@@ -36,7 +36,7 @@ class Session {
 struct Options {
   std::chrono::milliseconds timeout{60000};          // of one wait, and of one cancel
   std::chrono::milliseconds meeting_timeout{60000};  // of all ranks to come to the constructor; to the destructor
-  // Longer messages are described to MPI in blocks of so many bytes, since its counts are int. Same on all ranks or not.
+  // Longer messages are described to MPI in blocks of so many bytes, since its counts are int. Ranks may differ in it.
   int64_t block_bytes = int64_t{1} << 30;
 };
 

@@ -83,6 +83,26 @@ TEST(Mpi, KeepsTheOrderOfOneTagAndSeparatesTags) {
   }
 }
 
+// Receives that wait while messages come in: one that came between two looks goes to the first, not to the next looked at.
+TEST(Mpi, KeepsTheOrderOfOneTagWhileMessagesArrive) {
+  Endpoint endpoint(MPI_COMM_WORLD);
+  const int64_t world = endpoint.world(), rank = endpoint.rank();
+  std::vector<int> sent(64), got(64);
+  std::iota(sent.begin(), sent.end(), 0);
+  for (int round = 0; round < 100; ++round) {
+    std::fill(got.begin(), got.end(), -1);
+    std::vector<Transport::Request> requests;
+    for (std::size_t i = 0; i < got.size(); ++i) {
+      requests.push_back(endpoint.post_recv((rank + world - 1) % world, 0, bytes_of(got).subspan(i * 4, 4)));
+    }
+    for (std::size_t i = 0; i < sent.size(); ++i) {
+      requests.push_back(endpoint.post_send((rank + 1) % world, 0, bytes_of(sent).subspan(i * 4, 4)));
+    }
+    for (const auto request : requests) endpoint.wait(request);
+    ASSERT_EQ(got, sent) << "round " << round;
+  }
+}
+
 TEST(Mpi, CountsMessagesAndBytesOfTheSender) {
   Endpoint endpoint(MPI_COMM_WORLD);
   std::array<int, 4> sent{}, got{};
