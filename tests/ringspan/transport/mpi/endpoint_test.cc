@@ -83,7 +83,7 @@ TEST(Mpi, KeepsTheOrderOfOneTagAndSeparatesTags) {
   }
 }
 
-// Receives that wait while messages come in: one that came between two looks goes to the first, not to the next looked at.
+// Receives that wait while messages come in: what came between two looks goes to the first, not to the next looked at.
 TEST(Mpi, KeepsTheOrderOfOneTagWhileMessagesArrive) {
   Endpoint endpoint(MPI_COMM_WORLD);
   const int64_t world = endpoint.world(), rank = endpoint.rank();
