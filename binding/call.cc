@@ -110,6 +110,7 @@ PlanCache::Words content_of(const Problem& problem, const Description& descripti
                             std::bit_cast<int64_t>(problem.scale),
                             static_cast<int64_t>(schedule.kind),
                             schedule.inner,
+                            schedule.outer,
                             static_cast<int64_t>(exchange),
                             batch_share.index,
                             static_cast<int64_t>(description.spec.size())};

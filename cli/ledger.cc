@@ -31,19 +31,26 @@ int64_t sent_of(const PassLedger& pass, Payload payload) {
   return bytes;
 }
 
+// Of all tensors that have no column.
+int64_t sent_besides(const PassLedger& pass, const std::vector<Payload>& columns) {
+  int64_t bytes = pass.sent_bytes();
+  for (const Payload payload : columns) bytes -= sent_of(pass, payload);
+  return bytes;
+}
+
 void print_header(const char* first) {
   std::cout << std::setw(5) << first << "  pass    " << std::setw(14) << "k, B" << std::setw(14) << "v, B"
-            << std::setw(14) << "dk, B" << std::setw(14) << "dv, B" << std::setw(10) << "messages" << std::setw(16)
-            << "pairs" << std::setw(12) << "Gflop" << std::setw(15) << "peak, B" << "\n";
+            << std::setw(14) << "dk, B" << std::setw(14) << "dv, B" << std::setw(14) << "other, B" << std::setw(10)
+            << "messages" << std::setw(16) << "pairs" << std::setw(12) << "Gflop" << std::setw(15) << "peak, B" << "\n";
 }
 
 void print_pass(int64_t number, const char* name, const PassLedger& pass, const std::string& peak) {
   std::cout << std::setw(5) << number << "  " << std::left << std::setw(8) << name << std::right;
-  for (const Payload payload : {Payload::kK, Payload::kV, Payload::kDk, Payload::kDv}) {
-    std::cout << std::setw(14) << sent_of(pass, payload);
-  }
-  std::cout << std::setw(10) << pass.messages() << std::setw(16) << pass.kept_pairs() << std::setw(12) << std::fixed
-            << std::setprecision(3) << static_cast<double>(pass.flops()) / 1e9 << std::setw(15) << peak << "\n";
+  const std::vector<Payload> columns = {Payload::kK, Payload::kV, Payload::kDk, Payload::kDv};
+  for (const Payload payload : columns) std::cout << std::setw(14) << sent_of(pass, payload);
+  std::cout << std::setw(14) << sent_besides(pass, columns) << std::setw(10) << pass.messages() << std::setw(16)
+            << pass.kept_pairs() << std::setw(12) << std::fixed << std::setprecision(3)
+            << static_cast<double>(pass.flops()) / 1e9 << std::setw(15) << peak << "\n";
 }
 
 // A line for each pass, or for each of its steps.
@@ -91,9 +98,8 @@ void run(const LedgerOptions& options) {
   for (const int64_t rank : ranks) {
     print_rank(ledger_of(plan.rank(rank), posted), options.rank.has_value());
   }
-  std::cout
-      << "\nbytes are what a rank sends; pairs are of all batch entries and one head, Gflop of all heads; peak is "
-         "what lives\nbeside the caller's tensors and the kernels' workspace\n";
+  std::cout << "\nbytes are what a rank sends; pairs are of all batch entries and one head, Gflop of the heads that it "
+               "computes; peak is\nwhat lives beside the caller's tensors and the kernels' workspace\n";
 }
 
 }  // namespace

@@ -37,33 +37,41 @@ void print_picture(const char* name, const ShardMap& map) {
   }
 }
 
-int64_t sent_in(const std::vector<Transfer>& transfers, const RankPlan& part) {
+int64_t sent_in(const Step& step, const RankPlan& part) {
   int64_t bytes = 0;
-  for (const Transfer& transfer : transfers) {
-    if (transfer.src == part.rank) bytes += bytes_of(transfer, part.problem);
+  for (const auto* transfers : {&step.before, &step.after}) {
+    for (const Transfer& transfer : *transfers) {
+      if (transfer.src == part.rank && transfer.is_sent()) bytes += bytes_of(transfer, part.problem);
+    }
   }
   return bytes;
 }
 
+std::string owner_of(const Step& step, const Operand& operand) {
+  if (!step.computes) return "-";
+  return operand.owner == kSeveral ? "several" : std::to_string(operand.owner);
+}
+
 // Returns the pairs of all steps.
-int64_t print_rank(const RankPlan& part) {
+int64_t print_pass(const RankPlan& part, const char* name, const std::vector<Step>& steps) {
   int64_t total = 0;
-  for (size_t s = 0; s < part.forward.size(); ++s) {
-    const Step& forward = part.forward[s];
-    const Step& backward = part.backward[s];
+  for (const Step& step : steps) {
     int64_t pairs = 0;
-    for (const Tile& tile : forward.tiles) pairs += count_pairs(tile);
+    for (const Tile& tile : step.tiles) pairs += count_pairs(tile);
     total += pairs;
-    if (s == 0) {
-      std::cout << std::setw(4) << part.rank << std::setw(8) << part.q_rows[part.rank];
-    } else {
-      std::cout << std::setw(12) << "";
-    }
-    std::cout << std::setw(6) << forward.step << std::setw(7) << forward.kv_owner << std::setw(8)
-              << forward.tiles.size() << std::setw(16) << pairs << std::setw(15) << sent_in(forward.before, part)
-              << std::setw(16) << sent_in(backward.after, part) << "\n";
+    const bool is_first = step.step == 0;
+    std::cout << std::setw(4) << (is_first ? std::to_string(part.rank) : "") << "  " << std::left << std::setw(9)
+              << (is_first ? name : "") << std::right << std::setw(4) << step.step << std::setw(9)
+              << owner_of(step, step.q) << std::setw(9) << owner_of(step, step.kv) << std::setw(8) << step.tiles.size()
+              << std::setw(16) << pairs << std::setw(16) << sent_in(step, part) << "\n";
   }
   return total;
+}
+
+int64_t heads_of_rank(const RankPlan& part) {
+  int64_t heads = 0;
+  for (const HeadBlock& block : part.heads) heads += block.q_end - block.q_begin;
+  return heads;
 }
 
 void print_plan(const Plan& plan, const PlanOptions& options) {
@@ -76,18 +84,19 @@ void print_plan(const Plan& plan, const PlanOptions& options) {
     print_picture("queries  ", plan.q_map());
     print_picture("K/V      ", plan.kv_map());
   }
-  std::cout << "\nrank    rows  step  kv of   tiles           pairs  sends k+v, B  sends dk+dv, B\n";
+  std::cout << "\nrank  pass     step     q of    kv of   tiles           pairs       sends, B\n";
   int64_t forward = 0, backward = 0, total = 0, most = 0;
   for (int64_t rank = 0; rank < plan.world(); ++rank) {
     const RankPlan part = plan.rank(rank);
-    const int64_t pairs = print_rank(part);
+    const int64_t pairs = print_pass(part, "forward", part.forward) * heads_of_rank(part);
+    print_pass(part, "backward", part.backward);
     const SentBytes sent = sent_bytes(part);
     total += pairs;
     most = std::max(most, pairs);
     forward = std::max(forward, sent.forward);
     backward = std::max(backward, sent.backward);
   }
-  std::cout << "\npairs of all batch entries, one head: " << total;
+  std::cout << "\npairs of all batch entries and heads, forward: " << total;
   if (total > 0) {
     const double mean = static_cast<double>(total) / static_cast<double>(plan.world());
     std::cout << "; the busiest rank has " << static_cast<double>(most) / mean << " times the mean";

@@ -130,7 +130,7 @@ def ring() -> Figure:
         axes.text(1.5, 1.6 + 1.15 * rank, f"rank {rank}", ha="right", va="center", fontsize=12)
         for step in plan.rank(rank).forward:
             x = 1.8 + 2.5 * step["step"]
-            box(axes, x, 1.1 + 1.15 * rank, step["kv_owner"], f"KV of {step['kv_owner']}", 1.6)
+            box(axes, x, 1.1 + 1.15 * rank, step["kv"]["owner"], f"KV of {step['kv']['owner']}", 1.6)
             if step["before"]:
                 axes.annotate(
                     "",

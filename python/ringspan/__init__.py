@@ -16,6 +16,7 @@ from ringspan.masks import Mask, bands, causal, chunked, documents, full, prefix
 from ringspan.pairs import Alibi, alibi
 from ringspan.plan import Plan, RankPlan, plan
 from ringspan.rank_mesh import RankMesh, init_groups, rank_mesh
+from ringspan.schedules import double_ring, hybrid
 from ringspan.shard_map import ShardMap
 from ringspan.stats import Stats
 from ringspan.traffic import Traffic, count_traffic
@@ -47,8 +48,10 @@ __all__ = [
     "count_traffic",
     "disable_cp_dtensor_dispatcher",
     "documents",
+    "double_ring",
     "enable_cp_dtensor_dispatcher",
     "full",
+    "hybrid",
     "init_groups",
     "masked_mean_loss",
     "plan",

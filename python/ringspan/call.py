@@ -13,8 +13,9 @@ from typing import Any
 from torch import Tensor
 
 from ringspan.masks import Frame, Mask
+from ringspan.schedules import check_schedule
 from ringspan.shard_map import CONTIGUOUS, ShardMap
-from ringspan.support import EXCHANGES, LAYOUTS, SCHEDULES, check_offered
+from ringspan.support import EXCHANGES, LAYOUTS
 
 SPEC_VERSION = 1
 MAX_HEAD_DIM = 768
@@ -64,9 +65,7 @@ def check_choices(choices: Choices) -> None:
         # Comparisons, because traced code may hold a symbolic number here.
         if not -math.inf < choices.scale < math.inf:
             raise ValueError(f"scale is {choices.scale}; it must be finite (None gives 1/sqrt(head dim))")
-    check_offered("schedule", choices.schedule)
-    if choices.schedule not in SCHEDULES:
-        raise ValueError(f"schedule is {choices.schedule!r}; give one of {', '.join(SCHEDULES)}")
+    check_schedule(choices.schedule)
     if choices.exchange not in EXCHANGES:
         raise ValueError(f"exchange is {choices.exchange!r}; give one of {', '.join(EXCHANGES)}")
 

@@ -17,8 +17,9 @@ _COLUMNS = ("k", "v", "dk", "dv")
 class StepLedger:
     """One step of one rank.
 
-    sent: bytes that the rank sends, by tensor ("k", "v", "dk", "dv"). messages: what it posts; a collective counts as
-    one. kept_pairs: (query, key) pairs of all batch entries, one head. flops: of all query heads.
+    sent: bytes that the rank sends, by tensor ("k", "v", "dk", "dv", and with some schedules "q", "out", "lse", ...).
+    messages: what it posts; a collective counts as one. kept_pairs: (query, key) pairs of all batch entries, one head.
+    flops: of the query heads that the rank computes.
     """
 
     step: int
@@ -80,11 +81,12 @@ class Ledger:
 
     def __str__(self) -> str:
         """A table: a line for each rank and pass."""
-        header = f"{'rank':>4}  {'pass':<8}" + "".join(f"{name + ', B':>14}" for name in _COLUMNS)
+        header = f"{'rank':>4}  {'pass':<8}" + "".join(f"{name + ', B':>14}" for name in (*_COLUMNS, "other"))
         lines = [header + f"{'messages':>10}{'pairs':>16}{'Gflop':>12}{'peak, B':>15}"]
         for rank in self:
             for name, part in (("forward", rank.forward), ("backward", rank.backward)):
-                sent = "".join(f"{part.sent(tensor):>14}" for tensor in _COLUMNS)
+                columns = [part.sent(tensor) for tensor in _COLUMNS]
+                sent = "".join(f"{bytes_:>14}" for bytes_ in (*columns, part.sent_bytes - sum(columns)))
                 counts = f"{part.messages:>10}{part.kept_pairs:>16}{part.flops / 1e9:>12.3f}{part.peak_bytes:>15}"
                 lines.append(f"{rank.rank:>4}  {name:<8}{sent}{counts}")
         return "\n".join(lines)

@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ringspan.schedules import SCHEDULES, check_schedule
+
 EXCHANGES = ("auto", "all_to_all", "all_gather", "p2p")
-SCHEDULES = ("auto", "ring")
-SCHEDULES_TO_COME = ("gather", "ulysses")
 LAYOUTS = ("BNSD", "BSND", "BSH", "SBH", "TND")
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 DEVICES = ("cpu", "cuda", "npu")
@@ -62,13 +62,6 @@ class Refusal:
 
 
 REFUSALS = (
-    Refusal(
-        "schedule",
-        ", ".join(SCHEDULES),
-        ", ".join(SCHEDULES_TO_COME),
-        'use schedule="ring"',
-        SCHEDULES_TO_COME.__contains__,
-    ),
     Refusal(
         "device",
         "cpu, cuda and npu (and meta, for shapes)",
@@ -140,22 +133,23 @@ def verdict(feature: str, layout: str, schedule: str, dtype: str) -> str:
     """`EXACT`, or the message of the refusal, for a feature in a combination."""
     if feature not in FEATURES or layout not in LAYOUTS or dtype not in DTYPES:
         raise ValueError(f"{feature}, {layout}, {dtype}: not in the table")
-    return refusal_of("schedule", schedule) or EXACT
+    check_schedule(schedule)
+    return EXACT
 
 
 def table() -> str:
     """The tables in Markdown."""
-    schedules = (*SCHEDULES, *SCHEDULES_TO_COME)
     head = [
-        f"| given | offered | {' | '.join(LAYOUTS)} | {' | '.join(f'schedule={name}' for name in schedules)} |",
-        "|" + "---|" * (2 + len(LAYOUTS) + len(schedules)),
+        f"| given | offered | {' | '.join(LAYOUTS)} | {' | '.join(f'schedule={name}' for name in SCHEDULES)} |",
+        "|" + "---|" * (2 + len(LAYOUTS) + len(SCHEDULES)),
     ]
     rows = []
     for feature, offered in FEATURES.items():
         by_layout = [_cell(feature, (layout,), SCHEDULES) for layout in LAYOUTS]
-        by_schedule = [_cell(feature, LAYOUTS, (schedule,)) for schedule in schedules]
+        by_schedule = [_cell(feature, LAYOUTS, (schedule,)) for schedule in SCHEDULES]
         rows.append(f"| `{feature}` | {offered} | {' | '.join([*by_layout, *by_schedule])} |")
-    also = f"\nOn the CPU, in {', '.join(DTYPES)}, and with each exchange: {', '.join(EXCHANGES)}.\n\n"
+    also = f"\nOn the CPU, in {', '.join(DTYPES)}, and with each exchange: {', '.join(EXCHANGES)} (all_gather with\n"
+    also += "schedule ring alone). `ringspan.hybrid` and `ringspan.double_ring` as the schedules they are made of.\n\n"
     also += "\n".join(_device_table()) + "\n\n"
     refused = ["| argument | offered | NotImplementedError for | instead |", "|---|---|---|---|"]
     refused += [f"| `{entry.argument}` | {entry.offered} | {entry.refused} | {entry.instead} |" for entry in REFUSALS]

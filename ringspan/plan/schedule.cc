@@ -30,8 +30,24 @@ std::string_view plain_name(ScheduleKind kind) {
 
 std::string name_of(const Schedule& schedule) {
   const std::string name(plain_name(schedule.kind));
-  return has_inner(schedule.kind) ? concat(name, ":", schedule.inner) : name;
+  if (!has_inner(schedule.kind)) return name;
+  return schedule.outer == 0 ? concat(name, ":", schedule.inner)
+                             : concat(name, ":", schedule.inner, "x", schedule.outer);
 }
+
+namespace {
+
+// "2" or "2x4" after the colon; false for anything else.
+bool read_numbers(std::string_view text, Schedule& schedule) {
+  const char* const end = text.data() + text.size();
+  const auto [next, fault] = std::from_chars(text.data(), end, schedule.inner);
+  if (fault != std::errc() || next == end) return fault == std::errc();
+  if (*next != 'x') return false;
+  const auto [last, outer_fault] = std::from_chars(next + 1, end, schedule.outer);
+  return outer_fault == std::errc() && last == end && schedule.outer >= 1;
+}
+
+}  // namespace
 
 Schedule parse_schedule(std::string_view text) {
   const size_t colon = text.find(':');
@@ -39,10 +55,7 @@ Schedule parse_schedule(std::string_view text) {
   for (const auto& [kind, known] : kNames) {
     if (known != name || has_inner(kind) != (colon != std::string_view::npos)) continue;
     Schedule schedule{kind};
-    if (!has_inner(kind)) return schedule;
-    const std::string_view number = text.substr(colon + 1);
-    const auto [end, fault] = std::from_chars(number.data(), number.data() + number.size(), schedule.inner);
-    if (fault == std::errc() && end == number.data() + number.size()) return schedule;
+    if (!has_inner(kind) || read_numbers(text.substr(colon + 1), schedule)) return schedule;
   }
   throw Error(concat("schedule \"", text, "\" is unknown; use ring, gather, ulysses, hybrid:N (N ranks split heads), ",
                      "pruned, q_ring or double_ring:N (N ranks a node)"));
@@ -58,6 +71,8 @@ void check_schedule(const Schedule& schedule, int64_t world) {
   if (!has_inner(schedule.kind)) return;
   RINGSPAN_CHECK(schedule.inner >= 1 && world % schedule.inner == 0, "schedule ", name_of(schedule), " for a group of ",
                  world, " ranks: ", schedule.inner, " must divide ", world);
+  RINGSPAN_CHECK(schedule.outer == 0 || schedule.inner * schedule.outer == world, "schedule ", name_of(schedule),
+                 " is for ", schedule.inner * schedule.outer, " ranks, the group has ", world);
 }
 
 std::vector<Schedule> schedules_for(int64_t world) {

@@ -23,10 +23,14 @@ struct Schedule {
   ScheduleKind kind = ScheduleKind::kRing;
   // kHybrid: ranks that split heads; kDoubleRing: ranks of a node. Divides the number of ranks. Else 0.
   int64_t inner = 0;
+  // What the number of ranks must be over `inner`; 0 = whatever it is.
+  int64_t outer = 0;
 
   static const Schedule kRing, kGather, kUlysses, kPruned, kQRing;
-  static constexpr Schedule hybrid(int64_t ulysses) { return {ScheduleKind::kHybrid, ulysses}; }
-  static constexpr Schedule double_ring(int64_t inner) { return {ScheduleKind::kDoubleRing, inner}; }
+  static constexpr Schedule hybrid(int64_t ulysses, int64_t ring = 0) { return {ScheduleKind::kHybrid, ulysses, ring}; }
+  static constexpr Schedule double_ring(int64_t inner, int64_t outer = 0) {
+    return {ScheduleKind::kDoubleRing, inner, outer};
+  }
 
   bool operator==(const Schedule&) const = default;
 };
@@ -37,7 +41,8 @@ inline constexpr Schedule Schedule::kUlysses{ScheduleKind::kUlysses};
 inline constexpr Schedule Schedule::kPruned{ScheduleKind::kPruned};
 inline constexpr Schedule Schedule::kQRing{ScheduleKind::kQRing};
 
-// "ring", "gather", "ulysses", "hybrid:2" (ranks that split heads), "pruned", "q_ring", "double_ring:4" (ranks a node).
+// "ring", "gather", "ulysses", "pruned", "q_ring"; "hybrid:2" (ranks that split heads) or "hybrid:2x4" (and teams in
+// the ring); "double_ring:4" (ranks a node) or "double_ring:4x2" (and nodes).
 std::string name_of(const Schedule& schedule);
 Schedule parse_schedule(std::string_view name);
 

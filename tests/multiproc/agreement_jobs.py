@@ -101,7 +101,7 @@ def one_is_refused(group: dist.ProcessGroup, what: str) -> Outcome:
         elif what == "dimensions":
             inputs[0] = inputs[0][0]
         elif what == "schedule":
-            options["schedule"] = "ulysses"
+            options.update(schedule="ulysses", exchange="all_gather")
         elif what == "rows of a mask":
             options["attn_mask"] = torch.ones(7, 8 * world, dtype=torch.bool)
         elif what == "map of another world":

@@ -65,6 +65,28 @@ def counted(group: dist.ProcessGroup, splits: list[str], exchanges: list[str], d
     return found
 
 
+def schedule_matches(group: dist.ProcessGroup, schedule: str, exchange: str, dtype: str) -> str:
+    """What this rank's ledger and what it posted differ in, "" where they agree."""
+    rank, world = place_of(group)
+    kind = getattr(torch, dtype)
+    shapes = ((Q_HEADS, QK_DIM), (KV_HEADS, QK_DIM), (KV_HEADS, V_DIM))
+    for split in ("head_tail", "uneven"):
+        smap = map_of(split, world)
+        rows = len(smap.positions(rank))
+        leaves = [torch.randn(BATCH, heads, rows, dim, dtype=kind).requires_grad_() for heads, dim in shapes]
+        how = {"mask": rs.causal(), "shard_map": smap, "exchange": exchange, "schedule": schedule}
+        with rs.count_traffic(group) as forward:
+            out = rs.attention(*leaves, group=group, **how)
+        with rs.count_traffic(group) as backward:
+            out.backward(torch.ones_like(out))
+        sizes = [(BATCH, heads, SEQ_LEN, dim) for heads, dim in shapes]
+        ledger = rs.plan(*sizes, dtype=kind, **how).ledger().rank(rank)
+        for name, posted, planned in (("forward", forward, ledger.forward), ("backward", backward, ledger.backward)):
+            if (posted.messages, posted.sent_bytes) != (planned.messages, planned.sent_bytes):
+                return f"{split} {name}: posted {posted}, planned {planned.messages}, {planned.sent_bytes}"
+    return ""
+
+
 class _Collectives(TorchDispatchMode):
     """Bytes to other ranks, added up from the arguments of the collectives themselves."""
 

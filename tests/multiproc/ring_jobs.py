@@ -26,21 +26,55 @@ def shards_of(smap: rs.ShardMap, rank: int, seed: int = 0, dtype: torch.dtype = 
     return [*(x.requires_grad_() for x in local[:3]), local[3]]
 
 
-def collectives(group: dist.ProcessGroup, exchange: str, inference: bool) -> dict[str, dict[str, int]]:
+def collectives(
+    group: dist.ProcessGroup, exchange: str, inference: bool, schedule: str = "auto"
+) -> dict[str, dict[str, int]]:
     """What CommDebugMode counts in forward alone and in forward with backward."""
     rank, world = place_of(group)
     smap = rs.ShardMap.head_tail(16, world)
     *leaves, dout = shards_of(smap, rank)
+    how = {"exchange": exchange, "schedule": schedule}
     found = {}
     with CommDebugMode() as mode, torch.inference_mode(inference):
-        out = rs.attention(*leaves, mask=rs.causal(), shard_map=smap, group=group, exchange=exchange)
+        out = rs.attention(*leaves, mask=rs.causal(), shard_map=smap, group=group, **how)
         found["forward"] = _counts(mode)
     if not inference:
         with CommDebugMode() as mode:
-            out = rs.attention(*leaves, mask=rs.causal(), shard_map=smap, group=group, exchange=exchange)
+            out = rs.attention(*leaves, mask=rs.causal(), shard_map=smap, group=group, **how)
             out.backward(dout)
         found["both"] = _counts(mode)
     return found
+
+
+def compiled_schedule(group: dist.ProcessGroup, schedule: str) -> float:
+    """Largest difference between a plain call and the same under torch.compile and under activation checkpointing."""
+    rank, world = place_of(group)
+    smap = rs.ShardMap.head_tail(22, world)
+    *leaves, dout = shards_of(smap, rank)
+
+    def call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return rs.attention(q, k, v, mask=rs.causal(), shard_map=smap, group=group, schedule=schedule)
+
+    ways = [call, torch.compile(call, backend="aot_eager", fullgraph=True)]
+    ways.append(lambda q, k, v: checkpoint(call, q, k, v, use_reentrant=False))
+    results = []
+    for way in ways:
+        out = way(*leaves)
+        results.append([out, *torch.autograd.grad(out, leaves, dout)])
+    pairs = [pair for other in results[1:] for pair in zip(results[0], other, strict=True)]
+    return max(float((one - two).abs().max()) for one, two in pairs)
+
+
+def refused_schedule(group: dist.ProcessGroup, schedule: str, exchange: str) -> tuple[str, str]:
+    """Kind and message of the error of a call."""
+    rank, world = place_of(group)
+    smap = rs.ShardMap.contiguous(8, world)
+    *leaves, _ = shards_of(smap, rank)
+    try:
+        rs.attention(*leaves, shard_map=smap, group=group, schedule=schedule, exchange=exchange)
+    except (ValueError, NotImplementedError) as error:
+        return type(error).__name__, str(error)
+    return "", ""
 
 
 def _counts(mode: CommDebugMode) -> dict[str, int]:

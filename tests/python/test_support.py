@@ -32,7 +32,7 @@ def test_every_feature_has_a_sample():
     assert SAMPLES.keys() == support.FEATURES.keys()
 
 
-@pytest.mark.parametrize("schedule", [*support.SCHEDULES, *support.SCHEDULES_TO_COME])
+@pytest.mark.parametrize("schedule", [*support.SCHEDULES, "hybrid:1x1", "double_ring:1x1"])
 @pytest.mark.parametrize("feature", SAMPLES)
 def test_every_combination(feature, schedule):
     exact = []
@@ -51,7 +51,6 @@ def test_every_combination(feature, schedule):
 def test_every_refusal_is_made():
     q = torch.zeros(1, 2, 4, 8)
     calls = {
-        "schedule": lambda: rs.attention(q, q, q, schedule="ulysses"),
         "alibi": lambda: rs.alibi(torch.ones(2, requires_grad=True)),
     }
     # `device`: test_bad_input.py, which has no other device but a fake one.

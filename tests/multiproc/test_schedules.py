@@ -1,0 +1,126 @@
+"""Every schedule through `rs.attention`: exact against the oracle, as its ledger says, and refused where it does not fit."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import judge
+import pytest
+from cases import Case
+from test_sweep import masks_of, splits_of
+
+import ringspan as rs
+
+PLAIN = ["gather", "ulysses", "pruned", "q_ring"]
+SCHEDULES = {
+    1: PLAIN,
+    2: PLAIN,
+    3: PLAIN,
+    4: [*PLAIN, rs.hybrid(ulysses=2, ring=2), rs.double_ring(inner=2, outer=2)],
+}
+EXCHANGES = ["all_to_all", "p2p"]
+HEADS = [(1, 1), (4, 2), (6, 2), (5, 1), (3, 3)]  # divisible among the ranks or not, fewer than ranks
+
+
+@pytest.mark.parametrize("exchange", EXCHANGES)
+@pytest.mark.parametrize("world", SCHEDULES)
+def test_masks_and_splits(pool, world, exchange):
+    seq_len, batch = 19, 2
+    masks, splits = masks_of(seq_len, batch), splits_of(seq_len, world)
+    chosen = [(masks[m], s) for m in ("full", "causal", "window", "documents") for s in splits.values()]
+    cases = [
+        Case(mask, split, seq_len=seq_len, batch=batch, exchange=exchange, schedule=schedule, seed=index, lse_grad=True)
+        for schedule in SCHEDULES[world]
+        for index, (mask, split) in enumerate(chosen)
+    ]
+    judge.check(pool, world, cases)
+
+
+def drawn_cases(world: int, dtype: str, count: int) -> list[Case]:
+    """A repeatable sample: heads, layouts, lengths, and all that enters the softmax."""
+    source = random.Random(f"schedules {world} {dtype}")
+    found = []
+    for seed in range(count):
+        seq_len, batch = source.choice([2, 7, 16, 33, 65]), source.choice([1, 2])
+        q_heads, kv_heads = source.choice(HEADS)
+        layout = source.choice(["BNSD", "BSND", "BSH", "SBH"])
+        tensor = source.choice([None, None, "BNSK", "SK", "NSK"])
+        found.append(
+            Case(
+                source.choice(list(masks_of(seq_len, batch).values())),
+                source.choice(list(splits_of(seq_len, world).values())),
+                seq_len=seq_len,
+                batch=batch,
+                q_heads=q_heads,
+                kv_heads=kv_heads,
+                qk_dim=8,
+                v_dim=8 if layout in ("BSH", "SBH") else source.choice([8, 5]),
+                dtype=dtype,
+                layout=layout,
+                exchange=source.choice(EXCHANGES),
+                schedule=source.choice(SCHEDULES[world]),
+                seed=seed,
+                lse_grad=source.random() < 0.5,
+                sink=tuple(0.25 * head for head in range(q_heads)) if source.random() < 0.3 else None,
+                softcap=source.choice([None, None, 1.5]),
+                bias=tensor,
+                dropout=source.choice([None, None, (0.3, 5, 1)]),
+            )
+        )
+    return found
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
+@pytest.mark.parametrize("world", SCHEDULES)
+def test_drawn_calls(pool, world, dtype):
+    judge.check(pool, world, drawn_cases(world, dtype, 40))
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_a_boolean_mask_travels_with_its_rows(pool, world):
+    cases = [
+        Case(("causal",), ("head_tail",), seq_len=21, batch=2, schedule=schedule, exchange=exchange, attn_mask=axes)
+        for schedule, exchange, axes in itertools.product(("ulysses", "q_ring"), EXCHANGES, ("BNSK", "SK", "K"))
+    ]
+    judge.check(pool, world, cases)
+
+
+@pytest.mark.parametrize("exchange", EXCHANGES)
+@pytest.mark.parametrize("world", [2, 3, 4])
+def test_bytes_and_messages_are_those_of_the_ledger(pool, world, exchange):
+    for schedule in ["ring", *SCHEDULES[world]]:
+        for dtype in ("float32", "bfloat16"):
+            found = pool.run("ledger_jobs:schedule_matches", world, schedule=schedule, exchange=exchange, dtype=dtype)
+            assert not any(found), f"{schedule} {dtype}: {found}"
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_collectives_are_one_for_each_post(pool, world):
+    """fp32, where all tensors of a step travel together."""
+    hops = world - 1
+    expected = {"gather": (1, 3), "ulysses": (2, 4), "pruned": (hops, 3 * hops), "q_ring": (hops, 3 * hops + 1)}
+    for schedule, (forward, both) in expected.items():
+        for found in pool.run(
+            "ring_jobs:collectives", world, exchange="all_to_all", inference=False, schedule=schedule
+        ):
+            assert found == {"forward": {"all_to_all_single": forward}, "both": {"all_to_all_single": both}}, schedule
+
+
+@pytest.mark.parametrize("schedule", [*SCHEDULES[4], "ring"])
+def test_compiled_and_checkpointed(pool, schedule):
+    world = 4 if ":" in schedule else 2
+    assert max(pool.run("ring_jobs:compiled_schedule", world, schedule=schedule)) <= 1e-5
+
+
+def test_what_does_not_fit_is_refused_on_every_rank(pool):
+    calls = {
+        "hybrid:3x1": "3 must divide 2",
+        "hybrid:2x2": "for 4 ranks, the group has 2",
+        "double_ring:2x4": "for 8 ranks, the group has 2",
+    }
+    for schedule, message in calls.items():
+        for kind, text in pool.run("ring_jobs:refused_schedule", 2, schedule=schedule, exchange="auto"):
+            assert kind == "ValueError" and message in text, text
+    for kind, text in pool.run("ring_jobs:refused_schedule", 2, schedule="pruned", exchange="all_gather"):
+        assert kind == "NotImplementedError" and "all_gather" in text and "pruned" in text
