@@ -19,7 +19,8 @@
 //     forward (U - 1) (3 + 4) and 2 (R - 1);   backward (U - 1) (6 + 3) and the ring's.
 // Bytes a rank sends, n rows a rank, N query heads, M KV heads, no KV head in two places:
 //     forward   n (U - 1) / U batch (N (qk_dim + v_dim) e + M (qk_dim + v_dim) e + 3 N a)
-//     backward  n (U - 1) / U batch (N (qk_dim + v_dim) e + M (qk_dim + v_dim) e + 2 N a + (N qk_dim + M (qk_dim + v_dim)) a)
+//     backward  n (U - 1) / U batch (N (qk_dim + v_dim) e + M (qk_dim + v_dim) e + 2 N a
+//                                    + (N qk_dim + M (qk_dim + v_dim)) a)
 //     and of the ring what R ranks with n U rows and M / U KV heads send: (R - 1) / (W - 1) of the plain ring's.
 // Whatever the number of ranks, a rank of "ulysses" sends less than its own rows of q, k, v and out: O(n).
 #include "ringspan/plan/ulysses.h"

@@ -27,8 +27,8 @@ struct GradsView {
   TensorView dq, dk, dv;
   // This rank's part, in the accumulator type: the sum over all ranks is the gradient. Empty where there is no sink.
   TensorView dsink{};
-  // Of extras.pairs.bias, as BackwardArgs::dbias; zeros at first. Empty = not wanted. Elements that ranks share get this
-  // rank's part.
+  // Of extras.pairs.bias, as BackwardArgs::dbias; zeros at first. Empty = not wanted. Elements that ranks share get
+  // this rank's part.
   TensorView dbias{};
 };
 

@@ -19,7 +19,7 @@ void check_view(const char* name, const ConstTensorView& view, DType dtype, cons
   check_size(name, view.size, size);
 }
 
-// A tensor by query rows, of shape [batch, heads, rows, columns] with strides 0 on shared axes: what the plan says of it
+// A tensor by query rows, [batch, heads, rows, columns] with strides 0 on shared axes: what the plan says of it
 // must be so, for it travels with the rows.
 void check_row_tensor(const char* name, const RankPlan& part, const RowTensor& planned,
                       const std::array<int64_t, 4>& size, const std::array<int64_t, 4>& stride) {

@@ -37,7 +37,7 @@ struct Problem {
   int64_t v_dim = 0;     // head dim of v and out, 1..768
   DType dtype = DType::kF32;
   Layout layout = Layout::kBNSD;
-  double scale = 0;      // scores are scale * (q . k); default_scale() where the user gave none
+  double scale = 0;  // scores are scale * (q . k); default_scale() where the user gave none
   RowTensor bias{}, mask{};
 
   int64_t heads_per_kv() const { return q_heads / kv_heads; }

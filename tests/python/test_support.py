@@ -49,7 +49,6 @@ def test_every_combination(feature, schedule):
 
 
 def test_every_refusal_is_made():
-    q = torch.zeros(1, 2, 4, 8)
     calls = {
         "alibi": lambda: rs.alibi(torch.ones(2, requires_grad=True)),
     }

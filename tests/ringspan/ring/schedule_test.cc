@@ -1,5 +1,5 @@
-// Every schedule, run by the executor on in-process ranks, against the dense double oracle; what its ledger says against
-// what was sent; and the figures that a schedule is for.
+// Every schedule, run by the executor on in-process ranks, against the dense double oracle; its ledger against what was
+// sent; and the figures that a schedule is for.
 #include "ringspan/plan/schedule.h"
 
 #include <cmath>
