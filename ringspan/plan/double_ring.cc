@@ -1,7 +1,7 @@
-// double_ring over W = 4 ranks, nodes of I = 2: ranks 0, 1 and ranks 2, 3. Within a node K/V go round in each of R = W / I
-// rounds; between nodes they move once a round, straight from the round's first step, so that a slow link has a whole
-// round's time. KVo is the K/V of rank o in slot [n]; `>` to the next rank of the node, `>>` to the same place of the
-// next node.
+// double_ring over W = 4 ranks, nodes of I = 2: ranks 0, 1 and ranks 2, 3. Within a node K/V go round in each of R = W
+// / I rounds; between nodes they move once a round, straight from the round's first step, so that a slow link has a
+// whole round's time. KVo is the K/V of rank o in slot [n]; `>` to the next rank of the node, `>>` to the same place
+// of the next node.
 //
 //              round 0                                round 1
 //              step 0                step 1           step 2           step 3

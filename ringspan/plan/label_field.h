@@ -1,5 +1,5 @@
-// What one tensor of a rank holds, as rectangles of heads and rows: whose rows lie there, and, where gradients lie, a sum
-// of marks of all that was added. For validate().
+// What one tensor of a rank holds, as rectangles of heads and rows: whose rows lie there, and, where gradients lie, a
+// sum of marks of all that was added. For validate().
 #pragma once
 
 #include <cstdint>

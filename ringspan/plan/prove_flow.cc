@@ -5,6 +5,7 @@
 
 #include "ringspan/plan/label_field.h"
 #include "ringspan/plan/proof.h"
+#include "ringspan/plan/transfer_labels.h"
 
 namespace ringspan::detail {
 namespace {
@@ -47,27 +48,6 @@ struct Question {
 
   int64_t entry_of(int64_t batch) const { return entries == 1 ? 0 : batch; }
 };
-
-// Rows of a transfer at one of its ends: runs of the tensor, and where they are in the message.
-struct EndRun {
-  int64_t row = 0, count = 0, message_row = 0;
-};
-
-std::vector<EndRun> end_runs(const Transfer& t, const Place& place) {
-  std::vector<EndRun> runs;
-  int64_t next = 0;
-  if (place.slot == kOwnSlot) {
-    for (const RowRange& range : t.rows) {
-      runs.push_back({range.begin, range.end - range.begin, next});
-      next += range.end - range.begin;
-    }
-  } else if (place.stride == 1) {
-    runs.push_back({place.row, t.num_rows(), 0});
-  } else {
-    for (; next < t.num_rows(); ++next) runs.push_back({place.row + next * place.stride, 1, next});
-  }
-  return runs;
-}
 
 class RankRun {
  public:
@@ -189,20 +169,6 @@ class RankRun {
     if (t.is_sent()) flights_.push_back({&t, false});
   }
 
-  // Whether the rect holds the owner's rows that the transfer names for its place in the message.
-  static bool is_named(const Transfer& t, const EndRun& run, const Rect& rect) {
-    int64_t next = 0;
-    const int64_t begin = rect.row - run.row + run.message_row, end = begin + rect.count;
-    int64_t fitting = 0;
-    for (const RowRange& range : t.rows) {
-      const int64_t count = range.end - range.begin;
-      const int64_t from = std::max(begin, next), to = std::min(end, next + count);
-      if (from < to && rect.owner_row + from - begin == range.begin + from - next) fitting += to - from;
-      next += count;
-    }
-    return fitting == rect.count;
-  }
-
   void post_receive(const Step& step, const Transfer& t, bool is_before) {
     const auto complain_of = [&](const char* why) {
       complain(step, "receives ", name_of(t.payload), " into slot ", t.to.slot, ", ", why);
@@ -217,19 +183,6 @@ class RankRun {
     const Operand& read = is_of_kv(t.payload) ? step.kv : step.q;
     if (is_before && step.computes && t.to.slot == read.slot) complain_of("which the tiles of this step read");
     flights_.push_back({&t, true});
-  }
-
-  // Whether the two share rows and heads of a slot that both use.
-  static bool meets(const Transfer& a, const Place& at_a, const Transfer& b, const Place& at_b) {
-    if (a.payload != b.payload || at_a.slot != at_b.slot) return false;
-    if (a.head_end <= b.head_begin || b.head_end <= a.head_begin) return false;
-    if (a.batch_end <= b.batch_begin || b.batch_end <= a.batch_begin) return false;
-    for (const EndRun& one : end_runs(a, at_a)) {
-      for (const EndRun& other : end_runs(b, at_b)) {
-        if (one.row < other.row + other.count && other.row < one.row + one.count) return true;
-      }
-    }
-    return false;
   }
 
   void complete(int64_t step, bool gradients) {
@@ -273,13 +226,6 @@ class RankRun {
                            t.owner, " to slot ", t.to.slot, ", which does not hold it");
     }
     question_.mail.erase(found);
-  }
-
-  static std::vector<Rect> cut_message(const std::vector<Rect>& message, const EndRun& run) {
-    LabelField field;
-    for (const Rect& rect : message) field.put(rect);
-    constexpr int64_t kAllHeads = int64_t{1} << 62;
-    return field.read({0, kAllHeads, run.message_row, run.message_row + run.count});
   }
 
   void compute(const Step& step) {
@@ -353,41 +299,6 @@ class RankRun {
              ", where they have not arrived");
   }
 
-  // The positions of rows as segments of the buffer.
-  std::vector<Segment> segments_of(const std::vector<RowRun>& runs, bool of_kv, int64_t batch) const {
-    const ShardMap& map = of_kv ? question_.plan.kv_map() : question_.plan.q_map();
-    std::vector<Segment> segments;
-    for (const RowRun& run : runs) {
-      const std::span<const Segment> all = map.segments(run.owner, batch);
-      auto segment = std::partition_point(all.begin(), all.end(),
-                                          [&](const Segment& s) { return s.local_row + s.length <= run.owner_row; });
-      for (; segment != all.end() && segment->local_row < run.owner_row + run.count; ++segment) {
-        const int64_t from = std::max(segment->local_row, run.owner_row);
-        const int64_t to = std::min(segment->local_row + segment->length, run.owner_row + run.count);
-        segments.push_back({.local_row = run.row + from - run.owner_row,
-                            .begin = segment->position(from - segment->local_row),
-                            .length = to - from,
-                            .stride = segment->stride});
-      }
-    }
-    return segments;
-  }
-
-  // Whether rows [row0, row0 + rows) of the buffer are these positions.
-  static bool lies_in(const std::vector<Segment>& segments, int64_t row0, int64_t rows, int64_t pos0, int64_t stride) {
-    int64_t row = row0;
-    const int64_t end = row0 + rows;
-    auto segment = std::partition_point(segments.begin(), segments.end(),
-                                        [&](const Segment& s) { return s.local_row + s.length <= row0; });
-    for (; row < end && segment != segments.end() && segment->local_row <= row; ++segment) {
-      const int64_t take = std::min(end, segment->local_row + segment->length) - row;
-      if (segment->position(row - segment->local_row) != pos0 + (row - row0) * stride) return false;
-      if (take > 1 && segment->stride != stride) return false;
-      row += take;
-    }
-    return rows > 0 && row == end;
-  }
-
   void take_tiles(const Step& step, const std::vector<RowRun>& q, const std::vector<RowRun>& kv, int64_t entry) {
     int64_t batch_known = -1;
     std::vector<Segment> q_segments, kv_segments;
@@ -398,8 +309,8 @@ class RankRun {
       }
       if (question_.entry_of(tile.batch) != entry) continue;
       if (tile.batch != batch_known) {
-        q_segments = segments_of(q, false, tile.batch);
-        kv_segments = segments_of(kv, true, tile.batch);
+        q_segments = segments_of(q, question_.plan.q_map(), tile.batch);
+        kv_segments = segments_of(kv, question_.plan.kv_map(), tile.batch);
         batch_known = tile.batch;
       }
       const bool q_fits = lies_in(q_segments, tile.q_row0, tile.q_rows, tile.q_pos0, tile.q_stride);
@@ -526,7 +437,7 @@ class RankRun {
       const auto add_up_to = [&](int64_t end) {
         if (end > row) padding.push_back({row, end});
       };
-      for (const Segment& segment : segments_of(q_held_, false, list)) {
+      for (const Segment& segment : segments_of(q_held_, question_.plan.q_map(), list)) {
         add_up_to(segment.local_row);
         row = segment.local_row + segment.length;
       }

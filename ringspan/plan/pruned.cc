@@ -1,8 +1,8 @@
 // pruned: rows of K/V go from their owner straight to the ranks that keep a pair with them, and no further. In step s
 // rank r works on what it needs of rank r - s, so every rank has the tiles of the ring in the ring's order.
 //
-// Causal, head-tail, 4 ranks: rank o holds chunks o (head) and 7 - o (tail). Everybody's tail needs every head; the tail
-// of o is needed by the ranks before o, which hold later tails. What a rank receives:
+// Causal, head-tail, 4 ranks: rank o holds chunks o (head) and 7 - o (tail). Everybody's tail needs every head; the
+// tail of o is needed by the ranks before o, which hold later tails. What a rank receives:
 //              step 0        step 1        step 2        step 3
 //     rank 0   own           3: 3 and 4    2: 2 and 5    1: 1 and 6
 //     rank 1   own           0: 0          3: 3 and 4    2: 2 and 5
@@ -11,7 +11,8 @@
 //     18 chunks instead of the ring's 24: (3 W - 3) W / 2 of 2 W (W - 1), three quarters for every W.
 // Window masks: the neighbours' last rows only, however many ranks there are. Documents: ranks that share one.
 //
-// Gradients of the rows that came go back to the owner the same way and are added there, one step later than the ring's.
+// Gradients of the rows that came go back to the owner the same way and are added there, one step later than the
+// ring's.
 //
 // Messages a rank sends, K and V counted apart:   forward 2, backward 4 for each rank that needs something of it.
 // Bytes: each row that travels, travels once to each rank that needs it. Memory: as the ring, K/V twice, and their

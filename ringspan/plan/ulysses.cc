@@ -2,12 +2,13 @@
 // gives away the heads of others and gets the rows of others:
 //
 //              step 0, in [0]                    step 1, in [1]                          after step 1
-//     rank 0   Q0:2-3  K0:1  V0:1 > rank 1       heads 0-1 of all rows, KV head 0        out, max, sum, lse of rows 1 >> 1
-//     rank 1   Q1:0-1  K1:0  V1:0 > rank 0       heads 2-3 of all rows, KV head 1        out, max, sum, lse of rows 0 >> 0
+//     rank 0   Q0:2-3  K0:1  V0:1 > rank 1       heads 0-1 of all rows, KV head 0        rows 1 of the results >> 1
+//     rank 1   Q1:0-1  K1:0  V1:0 > rank 0       heads 2-3 of all rows, KV head 1        rows 0 of the results >> 0
 //
-// A rank keeps its own share too: it is copied into [1]. Backward does the same with q, k, v, dout, lse and delta; then
-// dq, dk and dv go home. Heads are split evenly, to within one: where a KV head serves query heads of several ranks, each
-// of them gets it, and its gradient is summed at home. With fewer heads than ranks some ranks only pass on.
+// Results are out, max, sum and lse. A rank keeps its own share too: it is copied into [1]. Backward does the same
+// with q, k, v, dout, lse and delta; then dq, dk and dv go home. Heads are split evenly, to within one: where a KV
+// head serves query heads of several ranks, each gets it, and its gradient is summed at home. With fewer heads than
+// ranks some ranks only pass on.
 //
 // hybrid over W = 4 ranks with teams of 2: ranks 0, 1 and ranks 2, 3 split heads as above; then the ranks in the same
 // place, 0 and 2, 1 and 3, are a ring (ring.cc) of two, which moves the K/V of a whole team, in [1], [2] and [3].
