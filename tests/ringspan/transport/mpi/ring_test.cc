@@ -14,7 +14,6 @@ using test::Array;
 using test::RankResults;
 using test::Tensor;
 
-constexpr Schedule kSchedules[] = {Schedule::kRing};
 constexpr int64_t kLength = 53;
 
 struct MaskCase {
@@ -93,7 +92,7 @@ TEST(MpiRing, BitsOfTheInProcessRanksAndValuesOfTheOracle) {
       const test::Outputs want = test::oracle_forward(inputs);
       const test::Gradients gradients = test::oracle_backward(inputs, want, in.dout);
       for (const auto& [map_name, map] : maps(world)) {
-        for (const Schedule schedule : kSchedules) {
+        for (const Schedule& schedule : schedules_for(world)) {
           SCOPED_TRACE(
               concat(name_of(dtype), ", ", mask.name, ", ", map_name, ", ", name_of(schedule), ", rank ", rank));
           const Plan plan = build_plan(p, mask.mask, map, schedule);
