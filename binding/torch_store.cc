@@ -170,7 +170,7 @@ void TorchStore::post_message(const Post& post) {
     message.received[transfer->src] += num_elements(*transfer, part_.problem);
     if (named->dst != part_.rank) named = transfer;
     // Nobody reads any more what lay there; the memory may be used again.
-    if (!transfer->adds && fills_slot(*transfer, transfer->to, part_.problem)) {
+    if (replaces_slot(*transfer, part_.problem)) {
       slots_.erase({transfer->payload, transfer->to.slot});
     }
   }
@@ -236,7 +236,7 @@ void TorchStore::take_pieces(const Post& post, Journey& journey) {
       const int64_t count = num_elements(*transfer, part_.problem);
       const at::Tensor rows = journey.flight.received.narrow(0, begin, count).view(shape_of(*transfer, part_.problem));
       begin += count;
-      if (!transfer->adds && fills_slot(*transfer, transfer->to, part_.problem)) {
+      if (replaces_slot(*transfer, part_.problem)) {
         slots_[{transfer->payload, transfer->to.slot}] = rows;
       } else {
         journey.arrivals.push_back({transfer, rows});

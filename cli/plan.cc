@@ -37,16 +37,6 @@ void print_picture(const char* name, const ShardMap& map) {
   }
 }
 
-int64_t sent_in(const Step& step, const RankPlan& part) {
-  int64_t bytes = 0;
-  for (const auto* transfers : {&step.before, &step.after}) {
-    for (const Transfer& transfer : *transfers) {
-      if (transfer.src == part.rank && transfer.is_sent()) bytes += bytes_of(transfer, part.problem);
-    }
-  }
-  return bytes;
-}
-
 std::string owner_of(const Step& step, const Operand& operand) {
   if (!step.computes) return "-";
   return operand.owner == kSeveral ? "several" : std::to_string(operand.owner);
@@ -63,15 +53,9 @@ int64_t print_pass(const RankPlan& part, const char* name, const std::vector<Ste
     std::cout << std::setw(4) << (is_first ? std::to_string(part.rank) : "") << "  " << std::left << std::setw(9)
               << (is_first ? name : "") << std::right << std::setw(4) << step.step << std::setw(9)
               << owner_of(step, step.q) << std::setw(9) << owner_of(step, step.kv) << std::setw(8) << step.tiles.size()
-              << std::setw(16) << pairs << std::setw(16) << sent_in(step, part) << "\n";
+              << std::setw(16) << pairs << std::setw(16) << sent_bytes(step, part) << "\n";
   }
   return total;
-}
-
-int64_t heads_of_rank(const RankPlan& part) {
-  int64_t heads = 0;
-  for (const HeadBlock& block : part.heads) heads += block.q_end - block.q_begin;
-  return heads;
 }
 
 void print_plan(const Plan& plan, const PlanOptions& options) {
@@ -88,7 +72,7 @@ void print_plan(const Plan& plan, const PlanOptions& options) {
   int64_t forward = 0, backward = 0, total = 0, most = 0;
   for (int64_t rank = 0; rank < plan.world(); ++rank) {
     const RankPlan part = plan.rank(rank);
-    const int64_t pairs = print_pass(part, "forward", part.forward) * heads_of_rank(part);
+    const int64_t pairs = print_pass(part, "forward", part.forward) * part.num_q_heads();
     print_pass(part, "backward", part.backward);
     const SentBytes sent = sent_bytes(part);
     total += pairs;

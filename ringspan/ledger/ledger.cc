@@ -33,13 +33,11 @@ int64_t pairs_of(const Step& step) {
 class PassCounter {
  public:
   PassCounter(const RankPlan& part, std::optional<Exchange> exchange, int64_t flops_per_pair)
-      : part_(part), exchange_(exchange), flops_per_pair_(flops_per_pair) {
-    for (const HeadBlock& block : part.heads) heads_ += block.q_end - block.q_begin;
-  }
+      : part_(part), exchange_(exchange), flops_per_pair_(flops_per_pair) {}
 
   StepLedger count(const Step& step) const {
     StepLedger ledger{.step = step.step, .kept_pairs = pairs_of(step)};
-    ledger.flops = ledger.kept_pairs * heads_ * flops_per_pair_;
+    ledger.flops = ledger.kept_pairs * part_.num_q_heads() * flops_per_pair_;
     if (exchange_ != Exchange::kAllGather) {
       add_list(step.before, ledger);
     } else if (step.step == 0 && part_.world > 1) {
@@ -83,7 +81,7 @@ class PassCounter {
 
   const RankPlan& part_;
   std::optional<Exchange> exchange_;
-  int64_t flops_per_pair_, heads_ = 0;
+  int64_t flops_per_pair_;
 };
 
 }  // namespace

@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "ringspan/plan/builder.h"
 #include "ringspan/plan/slot_uses.h"
 
 namespace ringspan::detail {
@@ -49,7 +50,7 @@ using Slot = std::pair<Payload, int64_t>;
 bool is_one_piece(const Transfer& t, const Place& place, const RankPlan& part) {
   const PayloadSize size = size_of(t.payload, part.problem);
   const bool is_own = place.slot == kOwnSlot;
-  const int64_t rows = is_own ? (is_of_kv(t.payload) ? part.kv_rows : part.q_rows)[t.owner] : place.rows;
+  const int64_t rows = is_own ? part.local_rows(t.payload, t.owner) : place.rows;
   const int64_t heads = is_own ? size.heads : place.head_end - place.head_begin;
   const bool all_rows = t.num_rows() == rows, one_head = t.head_end - t.head_begin <= 1;
   const bool all_heads = t.head_end - t.head_begin == heads, one_entry = t.batch_end - t.batch_begin <= 1;
@@ -121,13 +122,13 @@ class Replay {
     int64_t sent = 0, received = 0;
     for (const Transfer* t : post.transfers) {
       (t->src == part_.rank ? sent : received) += bytes_of(*t, part_.problem);
-      if (t->dst == part_.rank && arrives_whole(*t)) free_slot({t->payload, t->to.slot});
+      if (t->dst == part_.rank && replaces_slot(*t, part_.problem)) free_slot({t->payload, t->to.slot});
     }
     if (!is_ready(post)) flight.copies.push_back(memory_.allocate(sent));
     const Memory::Block message = memory_.allocate(received);
     for (const Transfer* t : post.transfers) {
       if (t->dst != part_.rank) continue;
-      if (arrives_whole(*t)) {
+      if (replaces_slot(*t, part_.problem)) {
         memory_.share(message);
         slots_[{t->payload, t->to.slot}] = message;
       } else {
@@ -137,8 +138,6 @@ class Replay {
     flight.arrived.push_back(message);
     flights_.push_back(std::move(flight));
   }
-
-  bool arrives_whole(const Transfer& t) const { return !t.adds && fills_slot(t, t.to, part_.problem); }
 
   // Whether what is sent lies in one block, whole slots to one rank, and can go as it is.
   bool is_ready(const Post& post) const {
@@ -238,15 +237,12 @@ class Replay {
 
   void begin(const Step& step) {
     if (!backward_) {
-      for (const Payload payload : {Payload::kOut, Payload::kMax, Payload::kSum, Payload::kLse}) {
-        make_operand({payload}, step.q, step.q.slot);
-      }
+      for (const Payload payload : results()) make_operand({payload}, step.q, step.q.slot);
       return;
     }
     make_operand({Payload::kDk, Payload::kDv}, step.kv, step.dkv.slot);
     make_operand({Payload::kDq}, step.q, step.dq.slot);
-    const bool wants_dbias = part_.problem.bias.is_given() && part_.problem.bias.wants_gradient;
-    if (wants_dbias) make_operand({Payload::kDbias}, step.q, step.dq.slot);
+    if (part_.problem.bias.has_gradient()) make_operand({Payload::kDbias}, step.q, step.dq.slot);
     // Queries visit: their gradient is computed apart while the other ranks' part travels.
     const bool visits = step.q.slot != kOwnSlot && step.kv.slot == kOwnSlot;
     if (visits && !step.dq.begins && !apart_) {

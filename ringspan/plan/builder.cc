@@ -59,12 +59,12 @@ std::vector<std::vector<RowRange>> padding_of(const Rows& rows) {
   return lists;
 }
 
-Operand own_q(const RankPlan& part) {
-  return {.owner = part.rank, .rows = part.q_rows[part.rank], .head_end = part.problem.q_heads};
+Operand q_shard(const RankPlan& part, int64_t owner, int64_t slot) {
+  return {.slot = slot, .owner = owner, .rows = part.q_rows[owner], .head_end = part.problem.q_heads};
 }
 
-Operand own_kv(const RankPlan& part) {
-  return {.owner = part.rank, .rows = part.kv_rows[part.rank], .head_end = part.problem.kv_heads};
+Operand kv_shard(const RankPlan& part, int64_t owner, int64_t slot) {
+  return {.slot = slot, .owner = owner, .rows = part.kv_rows[owner], .head_end = part.problem.kv_heads};
 }
 
 std::vector<Payload> kv_inputs() { return {Payload::kK, Payload::kV}; }
@@ -86,7 +86,7 @@ std::vector<Payload> kv_gradients() { return {Payload::kDk, Payload::kDv}; }
 
 std::vector<Payload> q_gradients(const Problem& problem) {
   std::vector<Payload> payloads = {Payload::kDq};
-  if (problem.bias.is_given() && problem.bias.wants_gradient) payloads.push_back(Payload::kDbias);
+  if (problem.bias.has_gradient()) payloads.push_back(Payload::kDbias);
   return payloads;
 }
 

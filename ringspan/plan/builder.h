@@ -1,7 +1,6 @@
 // What the files of the schedules build with.
 #pragma once
 
-#include <initializer_list>
 #include <span>
 #include <vector>
 
@@ -25,9 +24,11 @@ std::vector<Tile> tiles_between(const Plan& plan, const Rows& q, const Rows& kv)
 // RankPlan::q_padding of rows.
 std::vector<std::vector<RowRange>> padding_of(const Rows& rows);
 
-// The caller's own rows and all heads.
-Operand own_q(const RankPlan& part);
-Operand own_kv(const RankPlan& part);
+// A whole shard with all heads, in its owner's tensor or in a slot; this rank's own.
+Operand q_shard(const RankPlan& part, int64_t owner, int64_t slot = kOwnSlot);
+Operand kv_shard(const RankPlan& part, int64_t owner, int64_t slot = kOwnSlot);
+inline Operand own_q(const RankPlan& part) { return q_shard(part, part.rank); }
+inline Operand own_kv(const RankPlan& part) { return kv_shard(part, part.rank); }
 
 // What each side consists of. Backward's query side has the bias and the mask where they are split by rows.
 std::vector<Payload> kv_inputs();
@@ -46,7 +47,7 @@ struct Route {
   int64_t from_row = 0, to_row = 0;
   bool adds = false;
 };
-// Rows of a whole buffer (owner kSeveral) where `from` is not an own slot and holds rows of several.
+// `rows` of the owner; of `from`'s buffer where the owner is kSeveral.
 Transfer transfer_of(const RankPlan& part, Payload payload, const Route& route, std::vector<RowRange> rows);
 
 }  // namespace ringspan::detail

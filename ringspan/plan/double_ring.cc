@@ -68,13 +68,9 @@ class DoubleRingWriter {
   int64_t gradient_slot(int64_t turn) const { return 1 + turn % 2; }
   int64_t sum_slot(int64_t round) const { return 3 + round % 2; }
 
-  Operand kv_of(int64_t owner, int64_t slot) const {
-    return {.slot = slot, .owner = owner, .rows = part_.kv_rows[owner], .head_end = part_.problem.kv_heads};
-  }
-
   Step step(int64_t s) const {
     const int64_t round = round_of(s), turn = turn_of(s), owner = owner_at(node(), place(), round, turn);
-    Step step{.step = s, .q = own_q(part_), .kv = kv_of(owner, input_slot(round, turn))};
+    Step step{.step = s, .q = own_q(part_), .kv = kv_shard(part_, owner, input_slot(round, turn))};
     step.dq.begins = s == 0;
     step.dkv = {.slot = gradient_slot(turn), .begins = turn == 0};
     step.tiles = tiles_between(plan_, rows_of(plan_.q_map(), part_.rank), rows_of(plan_.kv_map(), owner));
@@ -109,8 +105,8 @@ class DoubleRingWriter {
            .src = rank_at(node(), src_place),
            .dst = rank_at(node(), src_place + 1),
            .owner = owner,
-           .from = kv_of(owner, src_slot),
-           .to = kv_of(owner, dst_slot),
+           .from = kv_shard(part_, owner, src_slot),
+           .to = kv_shard(part_, owner, dst_slot),
            .adds = adds},
           transfers);
     }
@@ -127,8 +123,8 @@ class DoubleRingWriter {
            .src = rank_at(src_node, place()),
            .dst = rank_at(src_node + 1, place()),
            .owner = owner,
-           .from = kv_of(owner, src_slot),
-           .to = kv_of(owner, dst_slot)},
+           .from = kv_shard(part_, owner, src_slot),
+           .to = kv_shard(part_, owner, dst_slot)},
           transfers);
     }
   }

@@ -41,26 +41,14 @@ Post::Kind kind_of(Payload payload, const Problem& problem) {
 
 }  // namespace
 
-std::vector<const Transfer*> Post::to(int64_t dst) const {
-  std::vector<const Transfer*> found;
-  for (const Transfer* transfer : transfers) {
-    if (transfer->dst == dst) found.push_back(transfer);
-  }
-  return found;
-}
-
-std::vector<const Transfer*> Post::from(int64_t src) const {
-  std::vector<const Transfer*> found;
-  for (const Transfer* transfer : transfers) {
-    if (transfer->src == src) found.push_back(transfer);
-  }
-  return found;
-}
-
 bool fills_slot(const Transfer& t, const Place& place, const Problem& problem) {
   return place.slot != kOwnSlot && place.row == 0 && place.stride == 1 && place.rows == t.num_rows() &&
          place.head_begin == t.head_begin && place.head_end == t.head_end && t.batch_begin == 0 &&
          t.batch_end == size_of(t.payload, problem).batch;
+}
+
+bool replaces_slot(const Transfer& t, const Problem& problem) {
+  return t.is_sent() && !t.adds && fills_slot(t, t.to, problem);
 }
 
 std::vector<Post> posts_of(std::span<const Transfer> transfers, const Problem& problem) {

@@ -31,13 +31,11 @@ struct Post {
   bool gradients = false;
   int64_t needed_by = 0;
   std::vector<const Transfer*> transfers{};  // that are sent, in their order
-
-  // All of the same rank, in their order.
-  std::vector<const Transfer*> to(int64_t dst) const;
-  std::vector<const Transfer*> from(int64_t src) const;
 };
-// Whether the rows are all that the buffer of `place` holds, so that a message may serve as the buffer.
+// Whether the rows are all that the buffer of `place` holds.
 bool fills_slot(const Transfer& transfer, const Place& place, const Problem& problem);
+// Whether what arrives is all of its slot, so that the message may serve as the slot.
+bool replaces_slot(const Transfer& transfer, const Problem& problem);
 
 std::vector<Post> posts_of(std::span<const Transfer> transfers, const Problem& problem);
 

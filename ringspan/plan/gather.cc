@@ -31,10 +31,6 @@ Others others_of(const RankPlan& part, int64_t holder) {
   return others;
 }
 
-Operand shard_of(const RankPlan& part, int64_t owner) {
-  return {.owner = owner, .rows = part.kv_rows[owner], .head_end = part.problem.kv_heads};
-}
-
 std::vector<Transfer> scatter_inputs(const RankPlan& part) {
   std::vector<Transfer> transfers;
   const auto add = [&](int64_t src, int64_t dst) {
@@ -43,7 +39,7 @@ std::vector<Transfer> scatter_inputs(const RankPlan& part) {
                       .src = src,
                       .dst = dst,
                       .owner = src,
-                      .from = shard_of(part, src),
+                      .from = kv_shard(part, src),
                       .to = others.operand,
                       .to_row = others.row_of[src]};
     for (const Payload payload : kv_inputs()) {
@@ -65,7 +61,7 @@ std::vector<Transfer> return_gradients(const RankPlan& part) {
                       .dst = dst,
                       .owner = dst,
                       .from = others.operand,
-                      .to = shard_of(part, dst),
+                      .to = kv_shard(part, dst),
                       .from_row = others.row_of[dst],
                       .adds = true};
     for (const Payload payload : kv_gradients()) {

@@ -23,15 +23,9 @@ void check_length(const char* what, int64_t length, const char* field, int64_t e
                  " is ", expected, "; build both for the same sequence");
 }
 
-int64_t sent_by(int64_t rank, const std::vector<Step>& steps, const Problem& problem) {
+int64_t sent_bytes_of(const std::vector<Step>& steps, const RankPlan& part) {
   int64_t bytes = 0;
-  for (const Step& step : steps) {
-    for (const auto* transfers : {&step.before, &step.after}) {
-      for (const Transfer& transfer : *transfers) {
-        if (transfer.src == rank && transfer.is_sent()) bytes += bytes_of(transfer, problem);
-      }
-    }
-  }
+  for (const Step& step : steps) bytes += sent_bytes(step, part);
   return bytes;
 }
 
@@ -134,9 +128,24 @@ Plan build_plan(const Problem& problem, const MaskSpec& mask, const ShardMap& ma
   return build_plan(problem, mask, map, map, schedule);
 }
 
+int64_t RankPlan::num_q_heads() const {
+  int64_t count = 0;
+  for (const HeadBlock& block : heads) count += block.q_end - block.q_begin;
+  return count;
+}
+
+int64_t sent_bytes(const Step& step, const RankPlan& part) {
+  int64_t bytes = 0;
+  for (const auto* transfers : {&step.before, &step.after}) {
+    for (const Transfer& transfer : *transfers) {
+      if (transfer.src == part.rank && transfer.is_sent()) bytes += bytes_of(transfer, part.problem);
+    }
+  }
+  return bytes;
+}
+
 SentBytes sent_bytes(const RankPlan& part) {
-  return {.forward = sent_by(part.rank, part.forward, part.problem),
-          .backward = sent_by(part.rank, part.backward, part.problem)};
+  return {.forward = sent_bytes_of(part.forward, part), .backward = sent_bytes_of(part.backward, part)};
 }
 
 }  // namespace ringspan

@@ -86,6 +86,10 @@ struct RankPlan {
   std::vector<Step> forward;
   std::vector<Step> backward;
 
+  // Of the tensor that `rank` brings: query rows, or those of K/V.
+  int64_t local_rows(Payload payload, int64_t of_rank) const { return (is_of_kv(payload) ? kv_rows : q_rows)[of_rank]; }
+  int64_t num_q_heads() const;  // that this rank computes
+
   bool operator==(const RankPlan&) const = default;
   std::string str() const;
 };
@@ -133,7 +137,8 @@ Plan build_plan(const Problem& problem, const MaskSpec& mask, const ShardMap& ma
 std::string to_json(const RankPlan& part);
 RankPlan rank_plan_from_json(std::string_view text);
 
-// What `part.rank` sends, forward and backward.
+// What `part.rank` sends: in a step; forward and backward.
+int64_t sent_bytes(const Step& step, const RankPlan& part);
 struct SentBytes {
   int64_t forward = 0, backward = 0;
 };

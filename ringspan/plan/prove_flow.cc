@@ -80,9 +80,7 @@ class RankRun {
  private:
   const std::vector<Step>& steps() const { return steps_of(part_, question_.pass); }
   bool is_forward() const { return question_.pass == Pass::kForward; }
-  bool wants_dbias() const {
-    return !is_forward() && part_.problem.bias.is_given() && part_.problem.bias.wants_gradient;
-  }
+  bool wants_dbias() const { return !is_forward() && part_.problem.bias.has_gradient(); }
   std::vector<Payload> row_inputs() const {
     std::vector<Payload> payloads = {Payload::kQ};
     if (!is_forward()) payloads = {Payload::kQ, Payload::kDout, Payload::kLse, Payload::kDelta};
@@ -96,11 +94,9 @@ class RankRun {
     if (wants_dbias()) payloads.push_back(Payload::kDbias);
     return payloads;
   }
-  int64_t rows_of_rank(Payload payload, int64_t rank) const {
-    return (is_of_kv(payload) ? part_.kv_rows : part_.q_rows)[rank];
-  }
   Rect whole(Payload payload, int64_t owner) const {
-    return {.head_end = size_of(payload, part_.problem).heads, .count = rows_of_rank(payload, owner), .owner = owner};
+    return {
+        .head_end = size_of(payload, part_.problem).heads, .count = part_.local_rows(payload, owner), .owner = owner};
   }
 
   template <class... Parts>
@@ -110,7 +106,7 @@ class RankRun {
 
   Held& own(Payload payload) {
     return held(payload,
-                {.rows = rows_of_rank(payload, part_.rank), .head_end = size_of(payload, part_.problem).heads});
+                {.rows = part_.local_rows(payload, part_.rank), .head_end = size_of(payload, part_.problem).heads});
   }
   // The buffer of a slot; made anew where it had other sizes.
   Held& held(Payload payload, const Place& place) {
@@ -368,7 +364,7 @@ class RankRun {
       complain(step, "adds gradients in slot ", place.slot, " of ", kNumSlots);
       return;
     }
-    if (place.slot == kOwnSlot && operand.rows != rows_of_rank(payload, part_.rank)) {
+    if (place.slot == kOwnSlot && operand.rows != part_.local_rows(payload, part_.rank)) {
       complain(step, "adds ", name_of(payload), " of ", operand.rows, " rows in the caller's tensor");
       return;
     }
@@ -401,7 +397,7 @@ class RankRun {
   }
 
   void prove_home(Payload payload) {
-    const int64_t rows = rows_of_rank(payload, part_.rank);
+    const int64_t rows = part_.local_rows(payload, part_.rank);
     const Window all{0, size_of(payload, part_.problem).heads, 0, rows};
     int64_t missing = 0, wrong = 0;
     for (int64_t entry = 0; entry < question_.entries; ++entry) {

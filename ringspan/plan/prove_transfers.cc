@@ -51,10 +51,6 @@ class TransferCheck {
                 transfer_.dst, " ", why...);
   }
 
-  int64_t rows_of_owner(int64_t owner) const {
-    return (is_of_kv(transfer_.payload) ? part_.kv_rows : part_.q_rows)[owner];
-  }
-
   void check_ranges() {
     const PayloadSize size = size_of(transfer_.payload, part_.problem);
     const auto lies_in = [](int64_t begin, int64_t end, int64_t count) {
@@ -67,7 +63,8 @@ class TransferCheck {
       complain("has heads ", transfer_.head_begin, "..", transfer_.head_end, " of ", size.heads);
     }
     int64_t next = 0;
-    const int64_t count = transfer_.owner == kSeveral ? transfer_.from.rows : rows_of_owner(transfer_.owner);
+    const int64_t count =
+        transfer_.owner == kSeveral ? transfer_.from.rows : part_.local_rows(transfer_.payload, transfer_.owner);
     for (const RowRange& range : transfer_.rows) {
       if (range.begin < next || !lies_in(range.begin, range.end, count)) {
         complain("has rows ", range.begin, "..", range.end, " of ", count);

@@ -92,10 +92,6 @@ class PrunedWriter {
     return {.slot = 2 - s % 2, .owner = owner, .rows = rows, .head_end = part_.problem.kv_heads};
   }
 
-  Operand shard_of(int64_t owner) const {
-    return {.owner = owner, .rows = part_.kv_rows[owner], .head_end = part_.problem.kv_heads};
-  }
-
   // What step s + 1 needs: sent to the rank that works on this rank's rows then, received from the one before.
   void add_inputs(Step& step, const Need& mine) const {
     const int64_t next = step.step + 1, dst = wrap(part_.rank + next, part_.world);
@@ -108,7 +104,7 @@ class PrunedWriter {
                         .src = src,
                         .dst = sends ? dst : part_.rank,
                         .owner = src,
-                        .from = shard_of(src),
+                        .from = kv_shard(part_, src),
                         .to = visitor(next, src, need.num_rows)};
       for (const Payload payload : kv_inputs()) step.before.push_back(transfer_of(part_, payload, route, need.rows));
     }
@@ -128,7 +124,7 @@ class PrunedWriter {
                         .dst = owner,
                         .owner = owner,
                         .from = visitor(s, owner, sends ? step.kv.rows : theirs.num_rows),
-                        .to = shard_of(owner),
+                        .to = kv_shard(part_, owner),
                         .adds = true};
       for (const Payload payload : kv_gradients()) step.after.push_back(transfer_of(part_, payload, route, rows));
     }

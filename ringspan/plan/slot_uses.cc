@@ -16,7 +16,7 @@ SlotUses::SlotUses(const RankPlan& part, const std::vector<Step>& steps) {
     }
     for (const Transfer& t : transfers) {
       if (t.dst != part.rank) continue;
-      const bool replaces = t.is_sent() && !t.adds && fills_slot(t, t.to, part.problem);
+      const bool replaces = replaces_slot(t, part.problem);
       note(t.payload, t.to.slot, t.step, replaces);
       if (!replaces) note(t.payload, t.to.slot, t.needed_by, false);
     }

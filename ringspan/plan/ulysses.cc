@@ -89,11 +89,7 @@ class Teams {
     return row;
   }
   int64_t rows_held(bool of_kv, int64_t rank) const { return (of_kv ? part_.kv_rows : part_.q_rows)[rank]; }
-  Operand own(bool of_kv, int64_t rank) const {
-    return {.owner = rank,
-            .rows = rows_held(of_kv, rank),
-            .head_end = of_kv ? part_.problem.kv_heads : part_.problem.q_heads};
-  }
+  Operand own(bool of_kv, int64_t rank) const { return of_kv ? kv_shard(part_, rank) : q_shard(part_, rank); }
 
  private:
   const Plan& plan_;

@@ -1,5 +1,6 @@
 #include "ringspan/plan/validate.h"
 
+#include <array>
 #include <utility>
 
 #include "ringspan/plan/proof.h"
@@ -75,11 +76,11 @@ std::vector<std::string> validate(const Plan& plan, std::span<const RankPlan> pa
   detail::Faults faults;
   if (!belong(plan, parts, mask, faults)) return faults.take();
   for (const RankPlan& part : parts) prove_heads(part, faults);
-  for (const detail::Pass pass : {detail::Pass::kForward, detail::Pass::kBackward})
-    detail::prove_transfers(parts, pass, faults);
+  constexpr std::array passes{detail::Pass::kForward, detail::Pass::kBackward};
+  for (const detail::Pass pass : passes) detail::prove_transfers(parts, pass, faults);
   // What follows looks into buffers, which must be what the transfers say.
   if (faults.any()) return faults.take();
-  for (const detail::Pass pass : {detail::Pass::kForward, detail::Pass::kBackward}) {
+  for (const detail::Pass pass : passes) {
     detail::prove_pairs(plan, mask, pass, detail::prove_flow(plan, parts, pass, faults), faults);
   }
   return faults.take();

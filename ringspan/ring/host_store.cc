@@ -8,12 +8,6 @@
 namespace ringspan {
 namespace {
 
-TensorView narrow(TensorView view, int axis, int64_t begin, int64_t end) {
-  view.data += begin * view.stride[axis] * size_of(view.dtype);
-  view.size[axis] = end - begin;
-  return view;
-}
-
 bool lies_in_one_piece(const TensorView& view) {
   const TensorView dense = view_of(view.data, view.dtype, Layout::kBNSD, view.size);
   for (int axis = 0; axis < 4; ++axis) {

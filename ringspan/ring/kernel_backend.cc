@@ -11,14 +11,6 @@ TensorView without_const(const ConstTensorView& view) {
   return {const_cast<std::byte*>(view.data), view.dtype, view.size, view.stride};
 }
 
-template <class View>
-View heads_between(View view, int64_t begin, int64_t end) {
-  if (!view.data) return view;
-  view.data += begin * view.stride[1] * size_of(view.dtype);
-  view.size[1] = end - begin;
-  return view;
-}
-
 // A tensor whose shared axes have size 1, as one of the full size.
 template <class View>
 View expanded(View view, int64_t batch, int64_t heads) {
@@ -55,17 +47,18 @@ View rows_for(View own, Payload payload, const RowTensor& tensor, const RankPlan
               const HeadBlock& block) {
   if (q.slot == kOwnSlot || !tensor.is_given()) {
     own.size[2] = q.rows;
-    return heads_between(own, block.q_begin, block.q_end);
+    return narrow(own, 1, block.q_begin, block.q_end);
   }
   const View held = expanded(store.view(payload, q), part.problem.batch, q.head_end - q.head_begin);
-  return heads_between(held, block.q_begin - q.head_begin, block.q_end - q.head_begin);
+  return narrow(held, 1, block.q_begin - q.head_begin, block.q_end - q.head_begin);
 }
 
 HeadPart head_part(const RankPlan& part, Store& store, const PairInputs& pairs, const Operand& q,
                    const HeadBlock& block) {
-  HeadPart heads{.block = block, .pairs = pairs, .grids = {pairs.grids.begin(), pairs.grids.end()}};
+  HeadPart heads{.block = block, .pairs = pairs};
+  if (block.q_begin > 0) heads.grids.assign(pairs.grids.begin(), pairs.grids.end());
   for (PairGrid& grid : heads.grids) grid.origin += static_cast<uint64_t>(block.q_begin) * grid.head_stride;
-  heads.pairs.slopes = heads_between(pairs.slopes, block.q_begin, block.q_end);
+  heads.pairs.slopes = narrow(pairs.slopes, 1, block.q_begin, block.q_end);
   const Problem& p = part.problem;
   if (pairs.bias.data || p.bias.is_given()) {
     heads.pairs.bias = rows_for(without_const(pairs.bias), Payload::kBias, p.bias, part, store, q, block);
@@ -85,10 +78,10 @@ HeadPart head_part(const RankPlan& part, Store& store, const PairInputs& pairs, 
 
 // The block's heads of what a slot holds.
 TensorView q_view(Store& store, Payload payload, const Operand& q, const HeadBlock& block) {
-  return heads_between(store.view(payload, q), block.q_begin - q.head_begin, block.q_end - q.head_begin);
+  return narrow(store.view(payload, q), 1, block.q_begin - q.head_begin, block.q_end - q.head_begin);
 }
 TensorView kv_view(Store& store, Payload payload, const Operand& kv, const HeadBlock& block) {
-  return heads_between(store.view(payload, kv), block.kv_begin - kv.head_begin, block.kv_end - kv.head_begin);
+  return narrow(store.view(payload, kv), 1, block.kv_begin - kv.head_begin, block.kv_end - kv.head_begin);
 }
 
 // Calls action(view, view) for each head of each entry of both, in parallel.
@@ -126,7 +119,7 @@ void KernelForward::begin(const Step& step, bool finishes) {
   for (const HeadBlock& block : part_.heads) {
     Part& one = parts_.emplace_back();
     one.heads = head_part(part_, store_, extras_.pairs, step.q, block);
-    one.sink = heads_between(extras_.sink, block.q_begin, block.q_end);
+    one.sink = narrow(extras_.sink, 1, block.q_begin, block.q_end);
     one.q = q_view(store_, Payload::kQ, step.q, block);
     one.output = {q_view(store_, Payload::kOut, step.q, block), q_view(store_, Payload::kMax, step.q, block),
                   q_view(store_, Payload::kSum, step.q, block), q_view(store_, Payload::kLse, step.q, block)};
@@ -209,7 +202,7 @@ KernelBackward::KernelBackward(const RankPlan& part, Store& store, const ConstTe
   bind_gradient(Payload::kDv, grads.dv, dv_);
   // A rank without query rows of its own may still compute those of others.
   const RowTensor& bias = part.problem.bias;
-  wants_dbias_ = grads.dbias.data || (bias.is_given() && bias.wants_gradient);
+  wants_dbias_ = grads.dbias.data || bias.has_gradient();
   if (wants_dbias_ && bias.is_given()) {
     store.bind(Payload::kDbias, shrunk(grads.dbias, part.problem.bias));
   }
@@ -261,7 +254,7 @@ void KernelBackward::attend_backward(const Step& step, const std::function<void(
     args.delta = q_view(store_, Payload::kDelta, step.q, block);
     args.tiles = step.tiles;
     args.scale = part_.problem.scale;
-    args.dq = heads_between(dq, block.q_begin - step.q.head_begin, block.q_end - step.q.head_begin);
+    args.dq = narrow(dq, 1, block.q_begin - step.q.head_begin, block.q_end - step.q.head_begin);
     args.dk = kv_view(store_, Payload::kDk, dkv_place, block);
     args.dv = kv_view(store_, Payload::kDv, dkv_place, block);
     args.dq_begin = step.dq.begins || is_apart;

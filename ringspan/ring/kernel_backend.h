@@ -36,12 +36,13 @@ struct GradsView {
 struct HeadPart {
   HeadBlock block;
   PairInputs pairs;
-  std::vector<PairGrid> grids;  // numbered from the block's first head
+  // The caller's, numbered from the block's first head; empty where that is the first of all.
+  std::vector<PairGrid> grids{};
 
   // Looks at this object.
   PairInputs inputs() const {
     PairInputs inputs = pairs;
-    inputs.grids = grids;
+    if (!grids.empty()) inputs.grids = grids;
     return inputs;
   }
 };

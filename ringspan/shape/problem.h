@@ -24,6 +24,7 @@ struct RowTensor {
   bool wants_gradient = false;
 
   bool is_given() const { return batch > 0; }
+  bool has_gradient() const { return is_given() && wants_gradient; }
   bool operator==(const RowTensor&) const = default;
 };
 

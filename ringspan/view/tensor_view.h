@@ -46,6 +46,14 @@ ConstTensorView view_of(const void* data, DType dtype, Layout layout, std::array
 // Statistics [batch, heads, rows] are views whose dim is 1.
 TensorView stats_view(void* data, DType dtype, int64_t batch, int64_t heads, int64_t rows);
 
+// Entries [begin, end) of an axis; an empty view stays one.
+template <class Byte>
+BasicView<Byte> narrow(BasicView<Byte> view, int axis, int64_t begin, int64_t end) {
+  if (view.data) view.data += begin * view.stride[axis] * size_of(view.dtype);
+  view.size[axis] = end - begin;
+  return view;
+}
+
 // Calls action(b, n, s) for every row.
 template <class Byte, class Action>
 void for_each_row(const BasicView<Byte>& view, Action&& action) {

@@ -72,13 +72,16 @@ def test_every_mask_with_every_split(pool, world, exchange):
     judge.check(pool, world, cases)
 
 
-def drawn_cases(world: int, dtype: str, count: int) -> list[Case]:
+HEADS = [(1, 1), (2, 2), (4, 2), (4, 1), (6, 3), (3, 3)]
+
+
+def drawn_cases(world: int, dtype: str, count: int, heads: list[tuple[int, int]] = HEADS) -> list[Case]:
     """A repeatable sample over everything that a call can vary."""
     source = random.Random(f"{world} {dtype}")
     found = []
     for seed in range(count):
         seq_len, batch = source.choice([1, 2, 3, 7, 16, 33, 65, 130]), source.choice([1, 2, 3])
-        q_heads, kv_heads = source.choice([(1, 1), (2, 2), (4, 2), (4, 1), (6, 3), (3, 3)])
+        q_heads, kv_heads = source.choice(heads)
         qk_dim, v_dim = source.choice([(8, 8), (1, 1), (5, 7), (24, 16), (16, 24), (64, 64), (33, 128)])
         found.append(
             Case(

@@ -9,15 +9,18 @@
 
 #include "ringspan/base/error.h"
 
-#include "tests/ringspan/support/oracle.h"
-#include "tests/ringspan/support/ring_run.h"
+#include "tests/ringspan/support/ring_cases.h"
 #include "tests/ringspan/support/tensor.h"
 
 namespace ringspan {
 namespace {
 
 using test::Array;
-using test::Keep;
+using test::expect_close;
+using test::Expected;
+using test::expected_of;
+using test::MapCase;
+using test::MaskCase;
 using test::RingInputs;
 using test::RingResults;
 
@@ -37,12 +40,6 @@ Problem problem_of(int64_t length, DType dtype = DType::kF32) {
   return p;
 }
 
-struct MaskCase {
-  const char* name;
-  MaskSpec mask;
-  Keep keep;
-};
-
 std::vector<MaskCase> masks_of(int64_t n) {
   std::vector<int64_t> ids(n);
   for (int64_t i = 0; i < n; ++i) ids[i] = i % 7 == 3 ? 0 : 1 + i / 5;  // padding inside and between documents
@@ -55,11 +52,6 @@ std::vector<MaskCase> masks_of(int64_t n) {
        [ids](int64_t, int64_t i, int64_t j) { return ids[i] == ids[j] && ids[i] != 0 && j <= i; }},
   };
 }
-
-struct MapCase {
-  const char* name;
-  ShardMap map;
-};
 
 // The last one puts padding rows between and after the segments of each rank, and leaves rank 0 empty if it can.
 std::vector<MapCase> maps_of(int64_t n, int64_t world) {
@@ -81,35 +73,13 @@ std::vector<MapCase> maps_of(int64_t n, int64_t world) {
           {"padded", ShardMap::from_segments(n, {ranks}, rows)}};
 }
 
-struct Expected {
-  test::Outputs outputs;
-  test::Gradients gradients;
-};
-
-Expected oracle(const Problem& p, const RingInputs& in, const Keep& keep) {
-  const test::Inputs inputs{in.q, in.k, in.v, p.scale, keep};
-  Expected expected{test::oracle_forward(inputs), {}};
-  expected.gradients = test::oracle_backward(inputs, expected.outputs, in.dout, in.dlse);
-  return expected;
-}
-
-void expect_close(const RingResults& got, const Expected& want, double forward_bound, double gradient_bound) {
-  EXPECT_LE(test::max_error(got.out, want.outputs.out), forward_bound);
-  EXPECT_LE(test::max_error(got.lse, want.outputs.lse), forward_bound);
-  EXPECT_LE(test::max_error(got.max, want.outputs.max), forward_bound);
-  EXPECT_LE(test::max_error(got.sum, want.outputs.sum), forward_bound);
-  EXPECT_LE(test::max_error(got.dq, want.gradients.dq), gradient_bound);
-  EXPECT_LE(test::max_error(got.dk, want.gradients.dk), gradient_bound);
-  EXPECT_LE(test::max_error(got.dv, want.gradients.dv), gradient_bound);
-}
-
 TEST(RingAttention, EveryMaskMapWorldAndGradientRouteMatchesTheOracle) {
   const int64_t n = 37;
   const Problem p = problem_of(n);
   RingInputs in = test::random_inputs(1, p);
   in.dlse = test::random_array(9, {p.batch, p.q_heads, n, 1}, DType::kF32);
   for (const MaskCase& mask : masks_of(n)) {
-    const Expected want = oracle(p, in, mask.keep);
+    const Expected want = expected_of(p, in, mask.keep);
     for (int64_t world = 1; world <= 4; ++world) {
       for (const MapCase& map : maps_of(n, world)) {
         for (const GradRoute route : {GradRoute::kFromOwner, GradRoute::kFromNext}) {
@@ -127,7 +97,7 @@ TEST(RingAttention, DoubleIsExactToItsOwnPrecision) {
   const RingInputs in = test::random_inputs(2, p);
   const MaskCase mask = masks_of(29)[3];
   const ShardMap map = ShardMap::head_tail(29, 3);
-  expect_close(test::run_ring(build_plan(p, mask.mask, map, Schedule::kRing), in), oracle(p, in, mask.keep), 1e-12,
+  expect_close(test::run_ring(build_plan(p, mask.mask, map, Schedule::kRing), in), expected_of(p, in, mask.keep), 1e-12,
                1e-12);
 }
 
@@ -137,7 +107,7 @@ TEST(RingAttention, SixteenBitErrorDoesNotGrowWithTheRing) {
     p.batch = 1;
     const RingInputs in = test::random_inputs(6, p);
     const MaskCase mask = masks_of(128)[1];
-    const Expected want = oracle(p, in, mask.keep);
+    const Expected want = expected_of(p, in, mask.keep);
     std::array<double, 4> one_rank{};
     for (const int64_t world : {1, 2, 4, 8, 16}) {
       SCOPED_TRACE(concat(name_of(dtype), ", world ", world));
@@ -210,7 +180,7 @@ TEST(RingAttention, QueriesMayCoverPartOfTheSequence) {
   const Plan plan = build_plan(p, MaskSpec::causal(8, 8, Corner::kTopLeft), q_map, kv_map, Schedule::kRing);
   const RingResults got = test::run_ring(plan, in);
   const auto keep = [](int64_t, int64_t i, int64_t j) { return i >= 4 && j <= i; };
-  const Expected want = oracle(p, in, keep);
+  const Expected want = expected_of(p, in, keep);
   EXPECT_LE(test::max_error(got.out, want.outputs.out), 1e-5);
   EXPECT_LE(test::max_error(got.dq, want.gradients.dq), 5e-5);
   EXPECT_LE(test::max_error(got.dk, want.gradients.dk), 5e-5);
@@ -229,7 +199,7 @@ TEST(RingAttention, EachBatchEntryMayHaveItsOwnMaskAndMap) {
     const std::vector<int64_t>& ids = b == 0 ? first : second;
     return ids[i] == ids[j] && ids[i] != 0 && j <= i;
   };
-  expect_close(test::run_ring(build_plan(p, mask, map, Schedule::kRing), in), oracle(p, in, keep), 1e-5, 5e-5);
+  expect_close(test::run_ring(build_plan(p, mask, map, Schedule::kRing), in), expected_of(p, in, keep), 1e-5, 5e-5);
 }
 
 TEST(RingAttention, ScoresFarApartMergeWithoutOverflow) {

@@ -4,23 +4,18 @@
 #include "ringspan/base/error.h"
 #include "ringspan/transport/mpi/mpi.h"
 
-#include "tests/ringspan/support/oracle.h"
-#include "tests/ringspan/support/ring_run.h"
+#include "tests/ringspan/support/ring_cases.h"
 
 namespace ringspan {
 namespace {
 
 using test::Array;
+using test::MapCase;
+using test::MaskCase;
 using test::RankResults;
 using test::Tensor;
 
 constexpr int64_t kLength = 53;
-
-struct MaskCase {
-  const char* name;
-  MaskSpec mask;
-  test::Keep keep;
-};
 
 std::vector<MaskCase> masks() {
   std::vector<int64_t> ids(kLength);
@@ -30,11 +25,6 @@ std::vector<MaskCase> masks() {
           {"documents", documents_by_ids({ids}, {}),
            [ids](int64_t, int64_t i, int64_t j) { return ids[i] == ids[j] && ids[i] != 0 && j <= i; }}};
 }
-
-struct MapCase {
-  const char* name;
-  ShardMap map;
-};
 
 std::vector<MapCase> maps(int64_t world) {
   std::vector<int64_t> lengths(world, 0);  // rank 0 empty where there is another
@@ -88,9 +78,7 @@ TEST(MpiRing, BitsOfTheInProcessRanksAndValuesOfTheOracle) {
     const Problem p = problem_of(dtype);
     const test::RingInputs in = test::random_inputs(5, p);
     for (const MaskCase& mask : masks()) {
-      const test::Inputs inputs{in.q, in.k, in.v, p.scale, mask.keep};
-      const test::Outputs want = test::oracle_forward(inputs);
-      const test::Gradients gradients = test::oracle_backward(inputs, want, in.dout);
+      const auto [want, gradients] = test::expected_of(p, in, mask.keep);
       for (const auto& [map_name, map] : maps(world)) {
         for (const Schedule& schedule : schedules_for(world)) {
           SCOPED_TRACE(
