@@ -16,33 +16,49 @@
 namespace ringspan::detail {
 namespace {
 
-// The buffer of rank `holder`: where the rows of `owner` begin in it, and the whole.
-struct Others {
-  Operand operand{};
-  std::vector<int64_t> row_of{};
+// The buffer of each rank: the K/V of all others, in the order of the ranks.
+class OthersBuffers {
+ public:
+  explicit OthersBuffers(const RankPlan& part) : part_(part) {
+    int64_t total = 0;
+    begin_.reserve(part.kv_rows.size() + 1);
+    for (const int64_t rows : part.kv_rows) {
+      begin_.push_back(total);
+      total += rows;
+    }
+    begin_.push_back(total);
+  }
+
+  Operand of(int64_t holder) const {
+    return {.slot = 1,
+            .owner = kSeveral,
+            .rows = begin_.back() - part_.kv_rows[holder],
+            .head_end = part_.problem.kv_heads};
+  }
+
+  // Where the rows of `owner` begin in it.
+  int64_t row_of(int64_t owner, int64_t holder) const {
+    return begin_[owner] - (holder < owner ? part_.kv_rows[holder] : 0);
+  }
+
+ private:
+  const RankPlan& part_;
+  std::vector<int64_t> begin_;  // of each rank's rows among those of all; the end
 };
 
-Others others_of(const RankPlan& part, int64_t holder) {
-  Others others{.operand = {.slot = 1, .owner = kSeveral, .head_end = part.problem.kv_heads}};
-  for (int64_t owner = 0; owner < part.world; ++owner) {
-    others.row_of.push_back(others.operand.rows);
-    if (owner != holder) others.operand.rows += part.kv_rows[owner];
-  }
-  return others;
-}
-
-std::vector<Transfer> scatter_inputs(const RankPlan& part) {
+std::vector<Transfer> scatter_inputs(const RankPlan& part, const OthersBuffers& buffers) {
+  const std::vector<Payload> inputs = kv_inputs();
   std::vector<Transfer> transfers;
+  transfers.reserve(2 * inputs.size() * static_cast<size_t>(part.world - 1));
   const auto add = [&](int64_t src, int64_t dst) {
-    const Others others = others_of(part, dst);
     const Route route{.needed_by = 1,
                       .src = src,
                       .dst = dst,
                       .owner = src,
                       .from = kv_shard(part, src),
-                      .to = others.operand,
-                      .to_row = others.row_of[src]};
-    for (const Payload payload : kv_inputs()) {
+                      .to = buffers.of(dst),
+                      .to_row = buffers.row_of(src, dst)};
+    for (const Payload payload : inputs) {
       transfers.push_back(transfer_of(part, payload, route, {{0, part.kv_rows[src]}}));
     }
   };
@@ -51,20 +67,21 @@ std::vector<Transfer> scatter_inputs(const RankPlan& part) {
   return transfers;
 }
 
-std::vector<Transfer> return_gradients(const RankPlan& part) {
+std::vector<Transfer> return_gradients(const RankPlan& part, const OthersBuffers& buffers) {
+  const std::vector<Payload> gradients = kv_gradients();
   std::vector<Transfer> transfers;
+  transfers.reserve(2 * gradients.size() * static_cast<size_t>(part.world - 1));
   const auto add = [&](int64_t src, int64_t dst) {
-    const Others others = others_of(part, src);
     const Route route{.step = 1,
                       .needed_by = 2,
                       .src = src,
                       .dst = dst,
                       .owner = dst,
-                      .from = others.operand,
+                      .from = buffers.of(src),
                       .to = kv_shard(part, dst),
-                      .from_row = others.row_of[dst],
+                      .from_row = buffers.row_of(dst, src),
                       .adds = true};
-    for (const Payload payload : kv_gradients()) {
+    for (const Payload payload : gradients) {
       transfers.push_back(transfer_of(part, payload, route, {{0, part.kv_rows[dst]}}));
     }
   };
@@ -79,7 +96,8 @@ void build_gather(const Plan& plan, RankPlan& part) {
   const Rows q = rows_of(plan.q_map(), part.rank);
   Step first{.q = own_q(part), .kv = own_kv(part)};
   first.tiles = tiles_between(plan, q, rows_of(plan.kv_map(), part.rank));
-  if (part.world > 1) first.before = scatter_inputs(part);
+  const OthersBuffers buffers(part);
+  if (part.world > 1) first.before = scatter_inputs(part, buffers);
   part.forward.push_back(first);
   part.backward.push_back(first);
   if (part.world == 1) return;
@@ -88,12 +106,12 @@ void build_gather(const Plan& plan, RankPlan& part) {
   for (int64_t rank = 0; rank < part.world; ++rank) {
     if (rank != part.rank) others.push_back(rank);
   }
-  Step second{.step = 1, .q = first.q, .kv = others_of(part, part.rank).operand};
+  Step second{.step = 1, .q = first.q, .kv = buffers.of(part.rank)};
   second.dq.begins = false;
   second.dkv.slot = second.kv.slot;
   second.tiles = tiles_between(plan, q, rows_of(plan.kv_map(), others));
   part.forward.push_back(second);
-  second.after = return_gradients(part);
+  second.after = return_gradients(part, buffers);
   part.backward.push_back(std::move(second));
 }
 

@@ -88,6 +88,7 @@ class RingWriter {
   std::vector<Transfer> hop(int64_t s, const std::vector<Payload>& payloads, int64_t src_slot, int64_t dst_slot,
                             bool adds) const {
     std::vector<Transfer> transfers;
+    transfers.reserve(2 * payloads.size());
     for (const int64_t src_team : {ring_.index, wrap(ring_.index - 1, ring_.size)}) {
       const int64_t team = wrap(src_team - s, ring_.size);
       const Operand from = visitor(team, src_slot);
@@ -119,16 +120,15 @@ Ring plain_ring(const Plan& plan, const RankPlan& part) {
           .staying = own_q(part),
           .inputs = kv_inputs(),
           .rank_of = [](int64_t team) { return team; },
-          .tiles_with =
-              [&plan, &part](int64_t owner) {
-                return tiles_between(plan, rows_of(plan.q_map(), part.rank), rows_of(plan.kv_map(), owner));
-              }};
+          .tiles_with = [&plan, q = rows_of(plan.q_map(), part.rank)](
+                            int64_t owner) { return tiles_between(plan, q, rows_of(plan.kv_map(), owner)); }};
 }
 
 }  // namespace
 
 void append_ring(const RankPlan& part, const Ring& ring, std::vector<Step>& steps) {
   const RingWriter writer(part, ring);
+  steps.reserve(steps.size() + static_cast<size_t>(ring.size));
   for (int64_t s = 0; s < ring.size; ++s) steps.push_back(writer.step(s));
 }
 
@@ -136,6 +136,7 @@ void build_ring(const Plan& plan, RankPlan& part) {
   Ring ring = plain_ring(plan, part);
   append_ring(part, ring, part.forward);
   ring.gradients = kv_gradients();
+  ring.tiles_with = [&part](int64_t owner) { return part.forward[wrap(part.rank - owner, part.world)].tiles; };
   append_ring(part, ring, part.backward);
 }
 
@@ -147,8 +148,8 @@ void build_q_ring(const Plan& plan, RankPlan& part) {
   std::swap(ring.own, ring.staying);
   ring.inputs = backward_q_inputs(part.problem);
   ring.gradients = q_gradients(part.problem);
-  ring.tiles_with = [&](int64_t owner) {
-    return tiles_between(plan, rows_of(plan.q_map(), owner), rows_of(plan.kv_map(), part.rank));
+  ring.tiles_with = [&plan, kv = rows_of(plan.kv_map(), part.rank)](int64_t owner) {
+    return tiles_between(plan, rows_of(plan.q_map(), owner), kv);
   };
   append_ring(part, ring, part.backward);
 }

@@ -27,6 +27,7 @@
 #include "ringspan/plan/ulysses.h"
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include "ringspan/plan/ring.h"
@@ -52,11 +53,16 @@ std::vector<HeadBlock> heads_of_place(const Problem& problem, int64_t place, int
 
 namespace {
 
-// The teams of a plan and what their ranks hold after the exchange of heads.
+// The teams of a plan and what the ranks of this one hold after the exchange of heads, worked out once for all pairs.
 class Teams {
  public:
   Teams(const Plan& plan, const RankPlan& part, int64_t size)
-      : plan_(plan), part_(part), size_(size), mine_(part.rank / size) {}
+      : plan_(plan),
+        part_(part),
+        size_(size),
+        mine_(part.rank / size),
+        q_(side_of(part.q_rows, false)),
+        kv_(side_of(part.kv_rows, true)) {}
 
   int64_t count() const { return part_.world / size_; }
   int64_t mine() const { return mine_; }
@@ -64,8 +70,8 @@ class Teams {
   int64_t size() const { return size_; }
 
   std::vector<int64_t> ranks(int64_t team) const {
-    std::vector<int64_t> ranks;
-    for (int64_t place = 0; place < size_; ++place) ranks.push_back(team * size_ + place);
+    std::vector<int64_t> ranks(static_cast<size_t>(size_));
+    std::iota(ranks.begin(), ranks.end(), team * size_);
     return ranks;
   }
   std::vector<int64_t> my_ranks() const { return ranks(mine_); }
@@ -73,28 +79,47 @@ class Teams {
   Rows q_rows(int64_t team) const { return rows_of(plan_.q_map(), ranks(team)); }
   Rows kv_rows(int64_t team) const { return rows_of(plan_.kv_map(), ranks(team)); }
 
-  // The buffer [1] of a rank of this team, and the row where those of `owner` begin in it.
-  Operand gathered(bool of_kv, int64_t holder) const {
-    Operand operand{.slot = 1, .owner = kSeveral};
-    for (const int64_t rank : my_ranks()) operand.rows += rows_held(of_kv, rank);
-    const std::vector<HeadBlock> blocks = heads_of_place(part_.problem, holder % size_, size_);
-    if (blocks.empty()) return operand;
-    operand.head_begin = of_kv ? blocks.front().kv_begin : blocks.front().q_begin;
-    operand.head_end = of_kv ? blocks.back().kv_end : blocks.back().q_end;
-    return operand;
-  }
-  int64_t first_row(bool of_kv, int64_t owner) const {
-    int64_t row = 0;
-    for (int64_t rank = mine_ * size_; rank < owner; ++rank) row += rows_held(of_kv, rank);
-    return row;
-  }
+  // Of ranks of this team. The buffer [1], the row where those of `owner` begin in it, and where the heads of all
+  // buffers of earlier ranks end.
+  const Operand& gathered(bool of_kv, int64_t holder) const { return side(of_kv).gathered[holder % size_]; }
+  int64_t first_row(bool of_kv, int64_t owner) const { return side(of_kv).first_row[owner % size_]; }
+  int64_t earlier_heads_end(bool of_kv, int64_t rank) const { return side(of_kv).earlier_heads_end[rank % size_]; }
   int64_t rows_held(bool of_kv, int64_t rank) const { return (of_kv ? part_.kv_rows : part_.q_rows)[rank]; }
   Operand own(bool of_kv, int64_t rank) const { return of_kv ? kv_shard(part_, rank) : q_shard(part_, rank); }
 
  private:
+  // By place.
+  struct Side {
+    std::vector<Operand> gathered{};
+    std::vector<int64_t> first_row{}, earlier_heads_end{};
+  };
+
+  const Side& side(bool of_kv) const { return of_kv ? kv_ : q_; }
+
+  Side side_of(const std::vector<int64_t>& rows_held, bool of_kv) const {
+    Side side;
+    int64_t rows = 0, heads_end = 0;
+    for (int64_t place = 0; place < size_; ++place) {
+      Operand operand{.slot = 1, .owner = kSeveral};
+      const std::vector<HeadBlock> blocks = heads_of_place(part_.problem, place, size_);
+      if (!blocks.empty()) {
+        operand.head_begin = of_kv ? blocks.front().kv_begin : blocks.front().q_begin;
+        operand.head_end = of_kv ? blocks.back().kv_end : blocks.back().q_end;
+      }
+      side.gathered.push_back(operand);
+      side.first_row.push_back(rows);
+      side.earlier_heads_end.push_back(heads_end);
+      rows += rows_held[mine_ * size_ + place];
+      heads_end = std::max(heads_end, operand.head_end);
+    }
+    for (Operand& operand : side.gathered) operand.rows = rows;
+    return side;
+  }
+
   const Plan& plan_;
   const RankPlan& part_;
   int64_t size_, mine_;
+  Side q_, kv_;
 };
 
 // The exchanges of heads within this rank's team.
@@ -105,17 +130,18 @@ class HeadExchange {
   // Rows of every rank into the buffer of the one that computes their heads.
   std::vector<Transfer> scatter(const std::vector<Payload>& payloads) const {
     std::vector<Transfer> transfers;
+    transfers.reserve(2 * static_cast<size_t>(teams_.size()) * payloads.size());
     for_each_pair([&](int64_t src, int64_t dst) {
       for (const Payload payload : payloads) {
         const bool of_kv = is_of_kv(payload);
-        add(transfers, payload,
-            {.needed_by = 1,
-             .src = src,
-             .dst = dst,
-             .owner = src,
-             .from = teams_.own(of_kv, src),
-             .to = teams_.gathered(of_kv, dst),
-             .to_row = teams_.first_row(of_kv, src)});
+        const Route route{.needed_by = 1,
+                          .src = src,
+                          .dst = dst,
+                          .owner = src,
+                          .from = teams_.own(of_kv, src),
+                          .to = teams_.gathered(of_kv, dst),
+                          .to_row = teams_.first_row(of_kv, src)};
+        transfers.push_back(whole(payload, route));
       }
     });
     return transfers;
@@ -151,16 +177,13 @@ class HeadExchange {
     for (const int64_t other : teams_.my_ranks()) action(other, part_.rank);
   }
 
-  void add(std::vector<Transfer>& transfers, Payload payload, const Route& route) const {
-    const int64_t rows = teams_.rows_held(is_of_kv(payload), route.owner);
-    transfers.push_back(transfer_of(part_, payload, route, {{0, rows}}));
+  Transfer whole(Payload payload, const Route& route) const {
+    return transfer_of(part_, payload, route, {{0, teams_.rows_held(is_of_kv(payload), route.owner)}});
   }
 
   // A head that several ranks give back: whoever comes first in rank order overwrites what lies there, the others add.
   void add_home(std::vector<Transfer>& transfers, Payload payload, const Route& route) const {
-    std::vector<Transfer> whole;
-    add(whole, payload, route);
-    Transfer rest = whole.front();
+    Transfer rest = whole(payload, route);
     const int64_t shared_end = is_gradient(payload) ? std::min(end_of_earlier(payload, route.src), rest.head_end) : 0;
     if (shared_end > rest.head_begin) {
       Transfer shared = rest;
@@ -174,12 +197,8 @@ class HeadExchange {
 
   // The end of the heads that ranks before `src` in the team give back.
   int64_t end_of_earlier(Payload payload, int64_t src) const {
-    int64_t end = 0;
-    for (const int64_t rank : teams_.my_ranks()) {
-      if (rank >= src) break;
-      end = std::max(end, heads_of(payload, part_.problem, teams_.gathered(is_of_kv(payload), rank)).end);
-    }
-    return end;
+    const int64_t end = teams_.earlier_heads_end(is_of_kv(payload), src);
+    return heads_of(payload, part_.problem, {.head_end = end}).end;
   }
 
   const RankPlan& part_;
@@ -193,12 +212,14 @@ Ring ring_of_teams(const RankPlan& part, const Teams& teams, const Plan& plan) {
             .own = teams.gathered(true, part.rank),
             .staying = teams.gathered(false, part.rank),
             .inputs = kv_inputs()};
-  for (int64_t team = 0; team < teams.count(); ++team) ring.rows.push_back(teams.kv_rows(team).count);
+  for (int64_t team = 0; team < teams.count(); ++team) {
+    const auto first = part.kv_rows.begin() + team * teams.size();
+    ring.rows.push_back(std::accumulate(first, first + teams.size(), int64_t{0}));
+  }
   ring.rank_of = [&teams](int64_t team) { return team * teams.size() + teams.place(); };
   const bool has_heads = !part.heads.empty();
-  ring.tiles_with = [&teams, &plan, has_heads](int64_t team) {
-    if (!has_heads) return std::vector<Tile>{};
-    return tiles_between(plan, teams.q_rows(teams.mine()), teams.kv_rows(team));
+  ring.tiles_with = [&teams, &plan, has_heads, q = teams.q_rows(teams.mine())](int64_t team) {
+    return has_heads ? tiles_between(plan, q, teams.kv_rows(team)) : std::vector<Tile>{};
   };
   return ring;
 }
@@ -231,6 +252,9 @@ void build_ulysses(const Plan& plan, RankPlan& part, int64_t team_size) {
   part.backward.push_back(idle);
   part.backward.back().before = exchange.scatter(inputs);
   ring.gradients = kv_gradients();
+  ring.tiles_with = [&part, &ring](int64_t team) {
+    return part.forward[ring.first_step + wrap(ring.index - team, ring.size)].tiles;
+  };
   append_ring(part, ring, part.backward);
   std::vector<Payload> gradients = q_gradients(part.problem);
   gradients.insert(gradients.end(), ring.gradients.begin(), ring.gradients.end());
