@@ -22,6 +22,8 @@ int main(int argc, char** argv) {
   int status = 0;
   ringspan::cli::add_plan(app, status);
   ringspan::cli::add_ledger(app, status);
+  ringspan::cli::add_simulate(app, status);
+  ringspan::cli::add_fit(app, status);
   ringspan::cli::add_verify(app, status);
   ringspan::cli::add_bench(app, status);
   ringspan::cli::add_report(app, status);

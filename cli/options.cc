@@ -202,7 +202,9 @@ void QuestionOptions::add_to(CLI::App& verb) {
   verb.add_option("--grad-route", grad_route_, "from_next or from_owner")->capture_default_str();
 }
 
-Question QuestionOptions::question() const {
+Question QuestionOptions::question() const { return question_with(shard_, schedule_); }
+
+Question QuestionOptions::question_with(const std::string& shard, const std::string& schedule) const {
   Problem problem{.batch = batch_,
                   .q_heads = heads_,
                   .kv_heads = kv_heads_.value_or(heads_),
@@ -217,9 +219,9 @@ Question QuestionOptions::question() const {
   const MaskSpec mask = parse_mask(mask_, problem.q_len, problem.kv_len);
   return {.problem = problem,
           .mask = mask,
-          .q_map = parse_shard(shard_, mask, problem.q_len, world_),
-          .kv_map = parse_shard(kv_shard_.value_or(shard_), mask, problem.kv_len, world_),
-          .schedule = parse_schedule(schedule_),
+          .q_map = parse_shard(shard, mask, problem.q_len, world_),
+          .kv_map = parse_shard(kv_shard_.value_or(shard), mask, problem.kv_len, world_),
+          .schedule = parse_schedule(schedule),
           .grad_route = parse_route(grad_route_)};
 }
 

@@ -35,6 +35,10 @@ class QuestionOptions {
   Question question() const;
   const std::string& mask_text() const { return mask_; }
   const std::string& shard_text() const { return shard_; }
+  const std::string& schedule_text() const { return schedule_; }
+  // "auto" leaves the choice to the verb, which asks for it by name afterwards.
+  Question question_with(const std::string& shard, const std::string& schedule) const;
+  int64_t world() const { return world_; }
 
  private:
   int64_t world_ = 1, seq_len_ = 0, batch_ = 1, heads_ = 1, head_dim_ = 64;

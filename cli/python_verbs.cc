@@ -1,4 +1,4 @@
-// Verbs that are written in Python: the multi-rank benchmark and the report on its results. They live in the Python
+// Verbs that are written in Python: the multi-rank benchmark, the report on its results and fit. They live in the Python
 // package; this tool only starts them, with the Python that it was installed beside.
 #include <cerrno>
 #include <cstring>
@@ -50,6 +50,10 @@ void add_module(CLI::App& app, const char* name, const char* module, const char*
 
 void add_bench(CLI::App& app, int&) {
   add_module(app, "bench", "ringspan.bench", "Measure attention over ranks (start it with torchrun for several)");
+}
+
+void add_fit(CLI::App& app, int&) {
+  add_module(app, "fit", "ringspan.fit", "Measure this machine for simulate, and write its description");
 }
 
 void add_report(CLI::App& app, int&) {

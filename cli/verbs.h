@@ -8,6 +8,8 @@ namespace ringspan::cli {
 
 void add_plan(CLI::App& app, int& status);
 void add_ledger(CLI::App& app, int& status);
+void add_simulate(CLI::App& app, int& status);
+void add_fit(CLI::App& app, int& status);
 void add_verify(CLI::App& app, int& status);
 void add_bench(CLI::App& app, int& status);
 void add_report(CLI::App& app, int& status);

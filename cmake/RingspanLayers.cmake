@@ -1,7 +1,7 @@
 # One static library per layer. A layer links to the layers that it may include and to no other; tools/check_layers.py
 # holds the same table for #include lines.
 #
-#   base < shape < mask < shard < plan < {ledger, sim}
+#   base < shape < mask < shard < plan < ledger < sim
 #          shape < view < softmax
 #                  {mask, softmax, view} < kernel
 #   base < transport < mpi (RingspanMpi.cmake)
@@ -66,15 +66,13 @@ ringspan_add_layer(kernel FOLDERS kernel LINKS mask softmax view)
 ringspan_add_layer(transport_inproc FOLDERS transport transport/inproc LINKS base)
 ringspan_add_layer(ring FOLDERS ring LINKS plan kernel transport_inproc)
 ringspan_add_layer(ledger FOLDERS ledger LINKS plan)
-if(IS_DIRECTORY ${PROJECT_SOURCE_DIR}/ringspan/sim)
-  ringspan_add_layer(sim FOLDERS sim LINKS plan)
-endif()
+ringspan_add_layer(sim FOLDERS sim LINKS ledger)
 
 ringspan_layer_scope(ringspan_base scope has_sources)
 target_link_libraries(ringspan_base ${scope} Threads::Threads)
 
 ringspan_find_package(nlohmann_json nlohmann-json3-dev)
-foreach(writer plan ledger)
+foreach(writer plan ledger sim)
   ringspan_layer_scope(ringspan_${writer} scope has_sources)
   if(has_sources)
     target_link_libraries(ringspan_${writer} PRIVATE $<BUILD_INTERFACE:nlohmann_json::nlohmann_json>)

@@ -1,0 +1,394 @@
+#include "ringspan/sim/engine.h"
+
+#include <algorithm>
+#include <deque>
+#include <limits>
+#include <queue>
+
+#include "ringspan/base/error.h"
+
+namespace ringspan::detail {
+namespace {
+
+constexpr double kUnknown = -1;
+
+// A post of one rank, from when it is posted until nobody asks for it any more.
+struct Flight {
+  const PostCost* cost = nullptr;
+  double posted = 0, ready = 0;  // when this rank had posted it; the latest of its peers so far
+  int64_t missing = 0;           // peers that have not
+  double seconds = 0;            // on its links
+  double done = kUnknown;
+};
+
+enum class Phase : uint8_t { kInputs, kCompute, kComputing, kAfter, kDone };
+
+struct RankState {
+  const PassCost* cost = nullptr;
+  int64_t shift = 0;  // from the rank that stands for this one
+  int64_t node = 0;
+  size_t step = 0;
+  Phase phase = Phase::kInputs;
+  double now = 0;
+  bool is_blocked = false, keeps_steps = false;
+  double links_free = 0;
+  int64_t next_on_links = 0;  // number of the flight
+  double beside = 0;          // seconds of messages that no computation or wait has met yet
+  std::deque<Flight> flights{};
+  int64_t first_flight = 0;     // number of flights.front()
+  std::vector<int64_t> open{};  // numbers of those that are not waited for yet, ascending
+  double computing_until = 0;   // on the node's shared clock
+  RankTimes times{};
+
+  int64_t num_posted() const { return first_flight + static_cast<int64_t>(flights.size()); }
+};
+
+// Ranks of a node that share its processors. Its own clock goes at the speed at which each of them computes.
+struct Node {
+  double clock = 0, at = 0;  // the clock, and the time at which it stood there
+  std::vector<int64_t> running{};
+  int64_t version = 0;  // of the event that says who is done next
+};
+
+struct Event {
+  double time = 0;
+  int64_t id = 0;        // a rank that goes on; a node where `version` is not negative
+  int64_t version = -1;  // Node::version
+  bool operator>(const Event& other) const { return time > other.time; }
+};
+
+// Of all ranks: those that have posted a post, and the latest of them.
+struct Gathering {
+  int64_t ranks = 0;
+  double ready = 0;
+};
+
+class Engine {
+ public:
+  Engine(const Sample& sample, const std::vector<const PassCost*>& costs, const Machine& machine, Exchange exchange,
+         const std::vector<int64_t>& steps_of)
+      : machine_(machine),
+        world_(sample.world()),
+        waits_for_all_(machine.all_to_all_waits_for_all && exchange != Exchange::kP2p),
+        shares_(std::min(machine.ranks_per_node, world_) > machine.processors_per_node),
+        ranks_(world_),
+        nodes_(shares_ ? (world_ + machine.ranks_per_node - 1) / machine.ranks_per_node : 0) {
+    for (int64_t rank = 0; rank < world_; ++rank) {
+      const int64_t index = sample.index_for(rank);
+      ranks_[rank].cost = costs[index];
+      ranks_[rank].shift = rank - sample.ranks()[index];
+      ranks_[rank].node = rank / machine.ranks_per_node;
+      resume(rank, 0);
+    }
+    for (const int64_t rank : steps_of) {
+      RINGSPAN_CHECK(0 <= rank && rank < world_, "simulate: rank ", rank, " is outside a world of ", world_, " ranks");
+      ranks_[rank].keeps_steps = true;
+    }
+  }
+
+  PassTimes run() {
+    while (!resumed_.empty() || !events_.empty()) {
+      if (!resumed_.empty()) {
+        const int64_t r = resumed_.front();
+        resumed_.pop_front();
+        advance(r);
+        continue;
+      }
+      const Event event = events_.top();
+      events_.pop();
+      if (event.version >= 0) {
+        finish_on_node(event);
+      } else {
+        advance(event.id);
+      }
+    }
+    PassTimes times;
+    for (RankState& rank : ranks_) {
+      RINGSPAN_CHECK(rank.phase == Phase::kDone, "simulate: a rank waits for a message that nobody sends");
+      times.seconds = std::max(times.seconds, rank.times.end);
+      times.ranks.push_back(std::move(rank.times));
+    }
+    return times;
+  }
+
+ private:
+  // No time depends on the order in which ranks go on, unless they share processors: those go on in the order of time.
+  void resume(int64_t r, double time) {
+    if (shares_) {
+      events_.push({time, r});
+    } else {
+      resumed_.push_back(r);
+    }
+  }
+
+  // Until the rank is blocked or, where it shares, its time has moved.
+  void advance(int64_t r) {
+    RankState& rank = ranks_[r];
+    rank.is_blocked = false;
+    while (rank.phase != Phase::kDone) {
+      const double before = rank.now;
+      if (!take_phase(r, rank) || rank.phase == Phase::kComputing) return;
+      if (shares_ && rank.now > before) return resume(r, rank.now);
+    }
+  }
+
+  // False where the rank is blocked; it then does the phase again once something has arrived.
+  bool take_phase(int64_t r, RankState& rank) {
+    if (rank.step == rank.cost->steps.size()) return take_end(rank);
+    const StepCost& step = rank.cost->steps[rank.step];
+    switch (rank.phase) {
+      case Phase::kInputs:
+        if (rank.keeps_steps && (rank.times.steps.empty() || rank.times.steps.back().step != step.step)) {
+          rank.times.steps.push_back({step.step, rank.now, rank.now, rank.now, rank.now});
+        }
+        if (!wait(rank, step.step, false)) return false;
+        post_all(r, rank, step.before, step.copy_before_seconds);
+        rank.phase = Phase::kCompute;
+        return true;
+      case Phase::kCompute: return take_compute(r, rank, step);
+      case Phase::kAfter:
+        if (!wait(rank, step.step, true)) return false;
+        post_all(r, rank, step.after, step.copy_after_seconds);
+        if (rank.keeps_steps) rank.times.steps.back().end = rank.now;
+        ++rank.step;
+        rank.phase = Phase::kInputs;
+        return true;
+      case Phase::kComputing:
+      case Phase::kDone: break;
+    }
+    return true;
+  }
+
+  bool take_compute(int64_t r, RankState& rank, const StepCost& step) {
+    const double before = rank.now;
+    if (step.adds_in_place && !wait(rank, step.step, true)) return false;
+    if (shares_ && rank.now > before) return true;  // it begins once the time has come
+    if (step.computes) {
+      begin_compute(r, rank, step);
+    } else {
+      skip_compute(rank);
+    }
+    return true;
+  }
+
+  bool take_end(RankState& rank) {
+    const auto end = static_cast<int64_t>(rank.step);
+    if (!wait(rank, end, false) || !wait(rank, end, true)) return false;
+    rank.times.end = rank.now;
+    rank.phase = Phase::kDone;
+    return true;
+  }
+
+  // Inputs, or gradients, that step `step` needs.
+  bool wait(RankState& rank, int64_t step, bool gradients) {
+    double arrived = rank.now, unpack = 0;
+    const auto is_due = [&](int64_t number) {
+      const PostCost& cost = *rank.flights[number - rank.first_flight].cost;
+      return cost.gradients == gradients && cost.needed_by <= step;
+    };
+    for (const int64_t number : rank.open) {
+      if (!is_due(number)) continue;
+      const Flight& flight = rank.flights[number - rank.first_flight];
+      if (flight.done == kUnknown) {
+        rank.is_blocked = true;
+        return false;
+      }
+      arrived = std::max(arrived, flight.done);
+      unpack += flight.cost->unpack_seconds;
+    }
+    std::erase_if(rank.open, is_due);
+    drop_flights(rank);
+    const double waited = arrived - rank.now;
+    rank.beside = std::max(0.0, rank.beside - waited);
+    rank.times.wait_seconds += waited;
+    rank.times.copy_seconds += unpack;
+    rank.now = arrived + unpack;
+    return true;
+  }
+
+  // Those that are waited for and that no peer asks for any more.
+  static void drop_flights(RankState& rank) {
+    const int64_t first_open = rank.open.empty() ? rank.num_posted() : rank.open.front();
+    while (rank.first_flight < first_open && rank.flights.front().missing == 0) {
+      rank.flights.pop_front();
+      ++rank.first_flight;
+    }
+  }
+
+  void begin_compute(int64_t r, RankState& rank, const StepCost& step) {
+    const double met = std::min(rank.beside, step.seconds);
+    rank.beside -= met;
+    const double seconds = step.seconds + (1 - machine_.overlap) * met;
+    if (rank.keeps_steps) rank.times.steps.back().compute_begin = rank.now;
+    rank.times.compute_seconds -= rank.now;  // until end_compute
+    if (!shares_) {
+      rank.now += seconds;
+      return end_compute(rank);
+    }
+    rank.phase = Phase::kComputing;
+    Node& node = nodes_[rank.node];
+    move_clock(node, rank.now);
+    rank.computing_until = node.clock + seconds;
+    node.running.push_back(r);
+    announce_next(node, rank.node);
+  }
+
+  void end_compute(RankState& rank) {
+    rank.times.compute_seconds += rank.now;
+    if (rank.keeps_steps) rank.times.steps.back().compute_end = rank.now;
+    rank.phase = Phase::kAfter;
+  }
+
+  void skip_compute(RankState& rank) {
+    if (rank.keeps_steps) rank.times.steps.back().compute_begin = rank.times.steps.back().compute_end = rank.now;
+    rank.phase = Phase::kAfter;
+  }
+
+  double speed_on(const Node& node) const {
+    return std::min(1.0, static_cast<double>(machine_.processors_per_node) / static_cast<double>(node.running.size()));
+  }
+
+  void move_clock(Node& node, double time) const {
+    if (!node.running.empty()) node.clock += (time - node.at) * speed_on(node);
+    node.at = time;
+  }
+
+  void announce_next(Node& node, int64_t n) {
+    ++node.version;
+    if (node.running.empty()) return;
+    double until = std::numeric_limits<double>::infinity();
+    for (const int64_t r : node.running) until = std::min(until, ranks_[r].computing_until);
+    events_.push({node.at + (until - node.clock) / speed_on(node), n, node.version});
+  }
+
+  void finish_on_node(const Event& event) {
+    Node& node = nodes_[event.id];
+    if (event.version != node.version) return;
+    move_clock(node, event.time);
+    const auto first = std::min_element(node.running.begin(), node.running.end(), [&](int64_t a, int64_t b) {
+      return ranks_[a].computing_until < ranks_[b].computing_until;
+    });
+    const int64_t r = *first;
+    node.running.erase(first);
+    announce_next(node, event.id);
+    ranks_[r].now = event.time;
+    end_compute(ranks_[r]);
+    advance(r);
+  }
+
+  void post_all(int64_t r, RankState& rank, const std::vector<PostCost>& costs, double copy_seconds) {
+    for (const PostCost& cost : costs) post(r, rank, cost);
+    rank.now += copy_seconds;
+    rank.times.copy_seconds += copy_seconds;
+  }
+
+  void post(int64_t r, RankState& rank, const PostCost& cost) {
+    rank.now += cost.pack_seconds;
+    rank.times.copy_seconds += cost.pack_seconds;
+    const int64_t number = rank.num_posted();
+    rank.open.push_back(number);
+    Flight& flight = rank.flights.emplace_back(Flight{.cost = &cost, .posted = rank.now, .ready = rank.now});
+    if (cost.peers.empty() && !waits_for_all_) {
+      flight.done = rank.now;
+      return;
+    }
+    flight.seconds = link_seconds(rank, cost);
+    rank.beside += flight.seconds;
+    if (waits_for_all_) {
+      post_with_all(flight, number);
+    } else {
+      post_with_peers(r, rank, flight, number);
+    }
+  }
+
+  // The links of a node and of the network work at the same time, sending and receiving too.
+  double link_seconds(const RankState& rank, const PostCost& cost) const {
+    int64_t sent[2] = {0, 0}, received[2] = {0, 0}, messages[2] = {0, 0};
+    for (const PeerBytes& peer : cost.peers) {
+      const int leaves = ranks_[peer_rank(rank, peer)].node != rank.node;
+      sent[leaves] += peer.sent;
+      received[leaves] += peer.received;
+      ++messages[leaves];
+    }
+    double seconds = 0;
+    for (const int leaves : {0, 1}) {
+      const LinkClass& link = leaves ? machine_.network : machine_.node;
+      const auto bytes = static_cast<double>(std::max(sent[leaves], received[leaves]));
+      seconds = std::max(seconds,
+                         static_cast<double>(messages[leaves]) * link.latency_seconds + bytes / link.bytes_per_second);
+    }
+    return seconds;
+  }
+
+  int64_t peer_rank(const RankState& rank, const PeerBytes& peer) const {
+    const int64_t moved = peer.peer + rank.shift;
+    return moved < 0 ? moved + world_ : moved >= world_ ? moved - world_ : moved;
+  }
+
+  void post_with_peers(int64_t r, RankState& rank, Flight& flight, int64_t number) {
+    for (const PeerBytes& peer : flight.cost->peers) {
+      const int64_t p = peer_rank(rank, peer);
+      RankState& other = ranks_[p];
+      const int64_t index = number - other.first_flight;
+      if (index < 0) continue;  // an estimated peer that does not know of this rank
+      if (index >= static_cast<int64_t>(other.flights.size())) {
+        ++flight.missing;
+        continue;
+      }
+      Flight& theirs = other.flights[index];
+      flight.ready = std::max(flight.ready, theirs.posted);
+      theirs.ready = std::max(theirs.ready, flight.posted);
+      if (--theirs.missing == 0) take_links(p);
+    }
+    if (flight.missing == 0) take_links(r);
+  }
+
+  // Complete when the last rank has posted it.
+  void post_with_all(Flight& flight, int64_t number) {
+    if (number == static_cast<int64_t>(gatherings_.size())) gatherings_.emplace_back();
+    Gathering& gathering = gatherings_[number];
+    gathering.ready = std::max(gathering.ready, flight.posted);
+    flight.missing = 1;
+    if (++gathering.ranks < world_) return;
+    for (int64_t r = 0; r < world_; ++r) {
+      Flight& theirs = ranks_[r].flights[number - ranks_[r].first_flight];
+      theirs.ready = gathering.ready;
+      theirs.missing = 0;
+      take_links(r);
+    }
+  }
+
+  // The posts of a rank take its links in their order, one after the other: those that are ready now.
+  void take_links(int64_t r) {
+    RankState& rank = ranks_[r];
+    rank.next_on_links = std::max(rank.next_on_links, rank.first_flight);
+    for (; rank.next_on_links < rank.num_posted(); ++rank.next_on_links) {
+      Flight& flight = rank.flights[rank.next_on_links - rank.first_flight];
+      if (flight.done != kUnknown) continue;
+      if (flight.missing > 0) break;
+      flight.done = std::max(flight.ready, rank.links_free) + flight.seconds;
+      rank.links_free = flight.done;
+    }
+    if (!rank.is_blocked) return;
+    rank.is_blocked = false;
+    resume(r, std::max(rank.now, rank.links_free));
+  }
+
+  const Machine& machine_;
+  int64_t world_;
+  bool waits_for_all_, shares_;
+  std::vector<RankState> ranks_;
+  std::vector<Node> nodes_;
+  std::vector<Gathering> gatherings_;  // by the number of the post
+  std::deque<int64_t> resumed_;
+  std::priority_queue<Event, std::vector<Event>, std::greater<>> events_;
+};
+
+}  // namespace
+
+PassTimes play(const Sample& sample, const std::vector<const PassCost*>& costs, const Machine& machine,
+               Exchange exchange, const std::vector<int64_t>& steps_of) {
+  return Engine(sample, costs, machine, exchange, steps_of).run();
+}
+
+}  // namespace ringspan::detail
