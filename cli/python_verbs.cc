@@ -1,5 +1,5 @@
-// Verbs that are written in Python: the multi-rank benchmark, the report on its results and fit. They live in the Python
-// package; this tool only starts them, with the Python that it was installed beside.
+// Verbs that are written in Python: the multi-rank benchmark, the report on its results, and fit. They live in the
+// Python package; this tool only starts them, with the Python that it was installed beside.
 #include <cerrno>
 #include <cstring>
 #include <filesystem>

@@ -1,5 +1,5 @@
-// planner: which schedule, shard map and mesh to run a call with on a machine. It simulates every candidate and says why
-// the best one is the best; what does not fit in memory is refused.
+// planner: which schedule, shard map and mesh to run a call with on a machine. It simulates every candidate and says
+// why the best one is the best; what does not fit in memory is refused.
 //
 //     rank mesh of 8 ranks, tensor parallel 2: heads are split over neighbours, the sequence over the four columns
 //               CP 0   CP 1   CP 2   CP 3

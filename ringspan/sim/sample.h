@@ -15,7 +15,7 @@ namespace ringspan::detail {
 
 class Sample {
  public:
-  // Every rank up to `most` ranks, else about `most` of them in evenly spread blocks, the first and the last among them.
+  // Every rank up to `most` ranks, else about `most` of them in evenly spread blocks, the first and last among them.
   Sample(int64_t world, int64_t block, int64_t most);
 
   int64_t world() const { return world_; }
