@@ -9,6 +9,8 @@
 #include <vector>
 
 #include "cli/options.h"
+#include "cli/progress.h"
+#include "cli/summary.h"
 #include "cli/verbs.h"
 
 namespace ringspan::cli {
@@ -20,7 +22,7 @@ struct LedgerOptions {
   QuestionOptions question;
   std::string exchange = "auto";
   std::optional<int64_t> rank;
-  bool as_json = false;
+  bool as_json = false, all_ranks = false;
 };
 
 int64_t sent_of(const PassLedger& pass, Payload payload) {
@@ -44,13 +46,15 @@ void print_header(const char* first) {
             << "messages" << std::setw(16) << "pairs" << std::setw(12) << "Gflop" << std::setw(15) << "peak, B" << "\n";
 }
 
-void print_pass(int64_t number, const char* name, const PassLedger& pass, const std::string& peak) {
+void print_pass(int64_t number, const char* name, const PassLedger& pass, const std::string& peak,
+                const std::string& why = "") {
   std::cout << std::setw(5) << number << "  " << std::left << std::setw(8) << name << std::right;
   const std::vector<Payload> columns = {Payload::kK, Payload::kV, Payload::kDk, Payload::kDv};
   for (const Payload payload : columns) std::cout << std::setw(14) << sent_of(pass, payload);
   std::cout << std::setw(14) << sent_besides(pass, columns) << std::setw(10) << pass.messages() << std::setw(16)
             << pass.kept_pairs() << std::setw(12) << std::fixed << std::setprecision(3)
-            << static_cast<double>(pass.flops()) / 1e9 << std::setw(15) << peak << "\n";
+            << static_cast<double>(pass.flops()) / 1e9 << std::setw(15) << peak << (why.empty() ? "" : "  " + why)
+            << "\n";
 }
 
 // A line for each pass, or for each of its steps.
@@ -63,11 +67,38 @@ void print_rank(const RankLedger& ledger, bool by_step) {
   }
 }
 
+void print_summary(const Plan& plan, const std::optional<Exchange>& posted) {
+  std::vector<Measure> measures;
+  for (const char* name : {"bytes sent forward", "bytes sent backward", "pairs", "flops forward", "flops backward",
+                           "peak bytes forward", "peak bytes backward"}) {
+    measures.emplace_back(name);
+  }
+  {
+    Progress progress;
+    for (int64_t rank = 0; rank < plan.world(); ++rank) {
+      progress.count("rank", rank, plan.world());
+      const RankLedger ledger = ledger_of(plan.rank(rank), posted);
+      const PassLedger &forward = ledger.forward, &backward = ledger.backward;
+      const int64_t values[] = {forward.sent_bytes(), backward.sent_bytes(), forward.kept_pairs(), forward.flops(),
+                                backward.flops(),     forward.peak_bytes,    backward.peak_bytes};
+      for (size_t k = 0; k < measures.size(); ++k) measures[k].add(values[k]);
+    }
+  }
+  for (const Pick& pick : picks_of(plan.world(), measures)) {
+    const RankLedger ledger = ledger_of(plan.rank(pick.rank), posted);
+    print_pass(pick.rank, "forward", ledger.forward, std::to_string(ledger.forward.peak_bytes), pick.why);
+    print_pass(pick.rank, "backward", ledger.backward, std::to_string(ledger.backward.peak_bytes));
+  }
+  std::cout << "\n" << summary_of(plan.world(), measures);
+}
+
 void print_json(const Plan& plan, const std::string& exchange, const std::vector<int64_t>& ranks,
                 const std::optional<Exchange>& posted) {
   std::cout << "{\"world\":" << plan.world() << ",\"schedule\":\"" << name_of(plan.schedule()) << "\",\"exchange\":\""
             << exchange << "\",\"ranks\":[";
+  Progress progress;
   for (const int64_t rank : ranks) {
+    progress.count("rank", rank, plan.world());
     std::cout << (rank == ranks.front() ? "" : ",") << to_json(ledger_of(plan.rank(rank), posted));
   }
   std::cout << "]}\n";
@@ -95,8 +126,10 @@ void run(const LedgerOptions& options) {
             << ", exchange " << exchange << ": " << plan.problem().str() << "\nmask " << options.question.mask_text()
             << ", shard " << options.question.shard_text() << "\n\n";
   print_header(options.rank ? "step" : "rank");
-  for (const int64_t rank : ranks) {
-    print_rank(ledger_of(plan.rank(rank), posted), options.rank.has_value());
+  if (std::ssize(ranks) > kMostRanks && !options.all_ranks) {
+    print_summary(plan, posted);
+  } else {
+    for (const int64_t rank : ranks) print_rank(ledger_of(plan.rank(rank), posted), options.rank.has_value());
   }
   std::cout << "\nbytes are what a rank sends; pairs are of all batch entries and one head, Gflop of the heads that it "
                "computes; peak is\nwhat lives beside the caller's tensors and the kernels' workspace\n";
@@ -112,7 +145,8 @@ void add_ledger(CLI::App& app, int&) {
                    "auto, all_to_all, p2p or all_gather as PyTorch's groups post them; transfers, one by one, as the "
                    "core's transports do")
       ->capture_default_str();
-  verb->add_option("--rank", options->rank, "Only this rank, step by step");
+  CLI::Option* rank = verb->add_option("--rank", options->rank, "Only this rank, step by step");
+  verb->add_flag("--all-ranks", options->all_ranks, "Every rank, also of more than 64")->excludes(rank);
   verb->add_flag("--json", options->as_json, "Print JSON");
   verb->callback([options] { run(*options); });
 }

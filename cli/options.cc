@@ -202,8 +202,6 @@ void QuestionOptions::add_to(CLI::App& verb) {
   verb.add_option("--grad-route", grad_route_, "from_next or from_owner")->capture_default_str();
 }
 
-Question QuestionOptions::question() const { return question_with(shard_, schedule_); }
-
 Question QuestionOptions::question_with(const std::string& shard, const std::string& schedule) const {
   Problem problem{.batch = batch_,
                   .q_heads = heads_,

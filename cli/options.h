@@ -32,12 +32,12 @@ struct Question {
 class QuestionOptions {
  public:
   void add_to(CLI::App& verb);
-  Question question() const;
+  Question question() const { return question_with(shard_, schedule_); }
+  // For verbs that choose: what they put in the place of "auto" or "all".
+  Question question_with(const std::string& shard, const std::string& schedule) const;
   const std::string& mask_text() const { return mask_; }
   const std::string& shard_text() const { return shard_; }
   const std::string& schedule_text() const { return schedule_; }
-  // "auto" leaves the choice to the verb, which asks for it by name afterwards.
-  Question question_with(const std::string& shard, const std::string& schedule) const;
   int64_t world() const { return world_; }
 
  private:

@@ -1,6 +1,5 @@
 #include "ringspan/plan/plan.h"
 
-#include <algorithm>
 #include <iomanip>
 #include <iostream>
 #include <memory>
@@ -8,6 +7,8 @@
 #include <string>
 
 #include "cli/options.h"
+#include "cli/progress.h"
+#include "cli/summary.h"
 #include "cli/verbs.h"
 
 namespace ringspan::cli {
@@ -19,7 +20,7 @@ constexpr int64_t kMostDigits = 36;
 struct PlanOptions {
   QuestionOptions question;
   std::optional<int64_t> rank;
-  bool as_json = false;
+  bool as_json = false, all_ranks = false;
 };
 
 char digit_of(int64_t rank) { return static_cast<char>(rank < 10 ? '0' + rank : 'a' + rank - 10); }
@@ -42,20 +43,87 @@ std::string owner_of(const Step& step, const Operand& operand) {
   return operand.owner == kSeveral ? "several" : std::to_string(operand.owner);
 }
 
-// Returns the pairs of all steps.
-int64_t print_pass(const RankPlan& part, const char* name, const std::vector<Step>& steps) {
-  int64_t total = 0;
+int64_t pairs_of(const Step& step) {
+  int64_t pairs = 0;
+  for (const Tile& tile : step.tiles) pairs += count_pairs(tile);
+  return pairs;
+}
+
+int64_t pairs_of(const std::vector<Step>& steps) {
+  int64_t pairs = 0;
+  for (const Step& step : steps) pairs += pairs_of(step);
+  return pairs;
+}
+
+void print_steps(const RankPlan& part, const char* name, const std::vector<Step>& steps) {
   for (const Step& step : steps) {
-    int64_t pairs = 0;
-    for (const Tile& tile : step.tiles) pairs += count_pairs(tile);
-    total += pairs;
     const bool is_first = step.step == 0;
     std::cout << std::setw(4) << (is_first ? std::to_string(part.rank) : "") << "  " << std::left << std::setw(9)
               << (is_first ? name : "") << std::right << std::setw(4) << step.step << std::setw(9)
               << owner_of(step, step.q) << std::setw(9) << owner_of(step, step.kv) << std::setw(8) << step.tiles.size()
-              << std::setw(16) << pairs << std::setw(16) << sent_bytes(step, part) << "\n";
+              << std::setw(16) << pairs_of(step) << std::setw(16) << sent_bytes(step, part) << "\n";
   }
-  return total;
+}
+
+void print_pass(const RankPlan& part, const char* name, const std::vector<Step>& steps, const std::string& why) {
+  int64_t tiles = 0, sent = 0;
+  for (const Step& step : steps) {
+    tiles += std::ssize(step.tiles);
+    sent += sent_bytes(step, part);
+  }
+  std::cout << std::setw(7) << part.rank << "  " << std::left << std::setw(9) << name << std::right << std::setw(7)
+            << steps.size() << std::setw(9) << tiles << std::setw(20) << pairs_of(steps) << std::setw(20) << sent
+            << "  " << why << "\n";
+}
+
+// The measures of all ranks; pairs are of all batch entries and the heads that a rank computes.
+struct Measures {
+  Measure pairs{"pairs of its heads"}, forward{"bytes sent forward"}, backward{"bytes sent backward"};
+
+  void add(const RankPlan& part) {
+    pairs.add(pairs_of(part.forward) * part.num_q_heads());
+    const SentBytes sent = sent_bytes(part);
+    forward.add(sent.forward);
+    backward.add(sent.backward);
+  }
+};
+
+void print_every_rank(const Plan& plan) {
+  std::cout << "\nrank  pass     step     q of    kv of   tiles           pairs       sends, B\n";
+  Measures measures;
+  for (int64_t rank = 0; rank < plan.world(); ++rank) {
+    const RankPlan part = plan.rank(rank);
+    print_steps(part, "forward", part.forward);
+    print_steps(part, "backward", part.backward);
+    measures.add(part);
+  }
+  std::cout << "\npairs of all batch entries and heads, forward: " << std::fixed << std::setprecision(0)
+            << measures.pairs.total() << std::defaultfloat << std::setprecision(6);
+  if (measures.pairs.total() > 0) {
+    std::cout << "; the busiest rank has " << static_cast<double>(measures.pairs.most()) / measures.pairs.mean()
+              << " times the mean";
+  }
+  std::cout << "\nbytes that a rank sends at most: " << measures.forward.most() << " forward, "
+            << measures.backward.most() << " backward\n";
+}
+
+void print_summary(const Plan& plan) {
+  Measures all;
+  {
+    Progress progress;
+    for (int64_t rank = 0; rank < plan.world(); ++rank) {
+      progress.count("rank", rank, plan.world());
+      all.add(plan.rank(rank));
+    }
+  }
+  const std::vector<Measure> measures = {all.pairs, all.forward, all.backward};
+  std::cout << "\n   rank  pass       steps    tiles               pairs            sends, B\n";
+  for (const Pick& pick : picks_of(plan.world(), measures)) {
+    const RankPlan part = plan.rank(pick.rank);
+    print_pass(part, "forward", part.forward, pick.why);
+    print_pass(part, "backward", part.backward, "");
+  }
+  std::cout << "\n" << summary_of(plan.world(), measures);
 }
 
 void print_plan(const Plan& plan, const PlanOptions& options) {
@@ -68,24 +136,7 @@ void print_plan(const Plan& plan, const PlanOptions& options) {
     print_picture("queries  ", plan.q_map());
     print_picture("K/V      ", plan.kv_map());
   }
-  std::cout << "\nrank  pass     step     q of    kv of   tiles           pairs       sends, B\n";
-  int64_t forward = 0, backward = 0, total = 0, most = 0;
-  for (int64_t rank = 0; rank < plan.world(); ++rank) {
-    const RankPlan part = plan.rank(rank);
-    const int64_t pairs = print_pass(part, "forward", part.forward) * part.num_q_heads();
-    print_pass(part, "backward", part.backward);
-    const SentBytes sent = sent_bytes(part);
-    total += pairs;
-    most = std::max(most, pairs);
-    forward = std::max(forward, sent.forward);
-    backward = std::max(backward, sent.backward);
-  }
-  std::cout << "\npairs of all batch entries and heads, forward: " << total;
-  if (total > 0) {
-    const double mean = static_cast<double>(total) / static_cast<double>(plan.world());
-    std::cout << "; the busiest rank has " << static_cast<double>(most) / mean << " times the mean";
-  }
-  std::cout << "\nbytes that a rank sends at most: " << forward << " forward, " << backward << " backward\n";
+  plan.world() > kMostRanks && !options.all_ranks ? print_summary(plan) : print_every_rank(plan);
 }
 
 void run(const PlanOptions& options) {
@@ -105,7 +156,8 @@ void add_plan(CLI::App& app, int&) {
   CLI::App* verb = app.add_subcommand("plan", "What every rank computes and sends");
   const auto options = std::make_shared<PlanOptions>();
   options->question.add_to(*verb);
-  verb->add_option("--rank", options->rank, "Only this rank, step by step");
+  CLI::Option* rank = verb->add_option("--rank", options->rank, "Only this rank, step by step");
+  verb->add_flag("--all-ranks", options->all_ranks, "Every rank, also of more than 64")->excludes(rank);
   verb->add_flag("--json", options->as_json, "Print JSON");
   verb->callback([options] { run(*options); });
 }

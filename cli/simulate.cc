@@ -10,12 +10,11 @@
 #include <string>
 #include <vector>
 
-#include <unistd.h>
-
 #include "ringspan/base/error.h"
 #include "ringspan/sim/planner.h"
 
 #include "cli/options.h"
+#include "cli/progress.h"
 #include "cli/verbs.h"
 
 namespace ringspan::cli {
@@ -129,11 +128,6 @@ void print_choice(const Choice& choice) {
   std::cout << "\n" << choice.reason << "\n";
 }
 
-void report_progress(int64_t done, int64_t all) {
-  if (isatty(STDERR_FILENO) == 0) return;
-  std::cerr << "\r" << done << " of " << all << " candidates" << (done == all ? "\n" : "") << std::flush;
-}
-
 void choose(const SimulateArguments& arguments, const Machine& machine, int& status) {
   const bool any_shard = arguments.question.shard_text() == kAuto;
   const bool any_schedule = arguments.question.schedule_text() == kAuto;
@@ -149,7 +143,10 @@ void choose(const SimulateArguments& arguments, const Machine& machine, int& sta
                            .tensor_parallel = arguments.tensor_parallel};
   if (!any_schedule) question.schedules = {asked.schedule};
   if (!any_shard) question.shards = {arguments.question.shard_text()};
-  const Choice choice = choose_plan(question, machine, report_progress);
+  Progress progress;
+  const Choice choice =
+      choose_plan(question, machine, [&](int64_t done, int64_t all) { progress.count("candidate", done, all); });
+  progress.clear();
   if (arguments.as_json) {
     std::cout << to_json(choice) << "\n";
   } else {
@@ -202,7 +199,7 @@ void add_simulate(CLI::App& app, int& status) {
   const auto arguments = std::make_shared<SimulateArguments>();
   arguments->question.add_to(*verb);
   verb->add_option("--machine", arguments->machine,
-                   "JSON description; `ringspan fit` writes one, examples/machines has more")
+                   "JSON description; `ringspan fit` writes one, python/ringspan/machines has more")
       ->required();
   verb->add_option("--exchange", arguments->exchange, "auto, all_to_all, p2p or all_gather")->capture_default_str();
   verb->add_option("--tensor-parallel", arguments->tensor_parallel,

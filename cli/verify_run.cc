@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <random>
+#include <utility>
 
 #include "ringspan/plan/validate.h"
 #include "ringspan/ring/ring_attention.h"
@@ -12,124 +12,65 @@
 namespace ringspan::cli {
 namespace {
 
-// A dense tensor [batch, heads, rows, dim] in the problem's layout.
-class Dense {
- public:
-  Dense() = default;
-  Dense(DType dtype, Layout layout, std::array<int64_t, 4> size)
-      : bytes_(static_cast<size_t>(size[0] * size[1] * size[2] * size[3] * size_of(dtype))),
-        view_(view_of(static_cast<void*>(bytes_.data()), dtype, layout, size)) {}
-  Dense(Dense&&) = default;
-  Dense& operator=(Dense&&) = default;
-
-  const TensorView& view() const { return view_; }
-
- private:
-  std::vector<std::byte> bytes_;
-  TensorView view_;
-};
-
-struct Inputs {
-  Dense q, k, v, dout;
-};
-
-struct Results {
-  Dense out, max, sum, lse, dq, dk, dv;
-  OutputView output() const { return {out.view(), max.view(), sum.view(), lse.view()}; }
-};
-
-Dense random_tensor(std::mt19937_64& generator, DType dtype, Layout layout, std::array<int64_t, 4> size) {
-  Dense dense(dtype, layout, size);
-  std::normal_distribution<double> normal;
-  for (int64_t i = 0; i < dense.view().num_elements(); ++i) {
-    store_from_double(dense.view().data, dtype, i, normal(generator));
+// Infinite values count no further.
+double largest_of(const Dense& tensor) {
+  double largest = 0;
+  const TensorView& view = tensor.view();
+  for (int64_t i = 0; i < view.num_elements(); ++i) {
+    const double value = std::fabs(load_as_double(view.data, view.dtype, i));
+    if (std::isfinite(value)) largest = std::max(largest, value);
   }
-  return dense;
+  return largest;
 }
 
-Results results_for(const Problem& p, DType dtype, int64_t q_rows, int64_t kv_rows) {
-  const DType stats = accumulator_of(dtype);
-  return {Dense(dtype, p.layout, {p.batch, p.q_heads, q_rows, p.v_dim}),
-          Dense(stats, p.layout, {p.batch, p.q_heads, q_rows, 1}),
-          Dense(stats, p.layout, {p.batch, p.q_heads, q_rows, 1}),
-          Dense(stats, p.layout, {p.batch, p.q_heads, q_rows, 1}),
-          Dense(dtype, p.layout, {p.batch, p.q_heads, q_rows, p.qk_dim}),
-          Dense(dtype, p.layout, {p.batch, p.kv_heads, kv_rows, p.qk_dim}),
-          Dense(dtype, p.layout, {p.batch, p.kv_heads, kv_rows, p.v_dim})};
-}
-
-// Copies rows between a global tensor and a rank's, by the map; padding rows stay as they are.
-enum class Direction { kToRank, kToGlobal };
-void move_rows(const Dense& global, const Dense& local, const ShardMap& map, int64_t rank, Direction direction) {
-  for (int64_t b = 0; b < global.view().batch(); ++b) {
-    const std::vector<int64_t> positions = map.positions(rank, b);
-    for (size_t row = 0; row < positions.size(); ++row) {
-      if (positions[row] < 0) continue;
-      const auto one_row = [&](const TensorView& view, int64_t s) {
-        return TensorView{view.row(b, 0, s), view.dtype, {1, view.heads(), 1, view.dim()}, view.stride};
-      };
-      const TensorView there = one_row(global.view(), positions[row]);
-      const TensorView here = one_row(local.view(), static_cast<int64_t>(row));
-      direction == Direction::kToRank ? copy(there, here) : copy(here, there);
-    }
+// `delta` is scratch afterwards.
+GradientScales scales_of(const Problem& p, const Inputs& in, const Extras& extras, const Results& want,
+                         const Dense& delta) {
+  const double cancelled = largest_of(delta) / 2;
+  GradientScales scales{.dq = cancelled * std::fabs(p.scale) * largest_of(in.k),
+                        .dk = cancelled * std::fabs(p.scale) * largest_of(in.q),
+                        .dbias = cancelled};
+  if (!want.dsink.is_given()) return scales;
+  const TensorView& view = delta.view();
+  for (int64_t i = 0; i < view.num_elements(); ++i) {
+    store_from_double(view.data, view.dtype, i, std::fabs(load_as_double(view.data, view.dtype, i)));
   }
+  const Dense sum(DType::kF64, Layout::kBNSD, want.dsink.view().size);
+  sink_gradient(extras.sink, want.lse.view(), view, sum.view(), Serial());
+  scales.dsink = largest_of(sum);
+  return scales;
 }
 
-void run_rank(const Plan& plan, Transport& transport, const Inputs& in, const Results& global, int threads,
-              Verification& verification) {
-  const Problem& p = plan.problem();
-  const int64_t rank = transport.rank();
-  const int64_t q_rows = plan.q_map().local_rows(rank), kv_rows = plan.kv_map().local_rows(rank);
-  const Inputs local{Dense(p.dtype, p.layout, {p.batch, p.q_heads, q_rows, p.qk_dim}),
-                     Dense(p.dtype, p.layout, {p.batch, p.kv_heads, kv_rows, p.qk_dim}),
-                     Dense(p.dtype, p.layout, {p.batch, p.kv_heads, kv_rows, p.v_dim}),
-                     Dense(p.dtype, p.layout, {p.batch, p.q_heads, q_rows, p.v_dim})};
-  move_rows(in.q, local.q, plan.q_map(), rank, Direction::kToRank);
-  move_rows(in.k, local.k, plan.kv_map(), rank, Direction::kToRank);
-  move_rows(in.v, local.v, plan.kv_map(), rank, Direction::kToRank);
-  move_rows(in.dout, local.dout, plan.q_map(), rank, Direction::kToRank);
-  const Results results = results_for(p, p.dtype, q_rows, kv_rows);
-  const RankPlan part = plan.rank(rank);
-  const ThreadPool pool(threads);
-  ring_forward(part, transport, local.q.view(), local.k.view(), local.v.view(), results.output(), pool);
-  ring_backward(part, transport, local.q.view(), local.k.view(), local.v.view(), results.output(), local.dout.view(),
-                {results.dq.view(), results.dk.view(), results.dv.view()}, pool);
-  const SentBytes planned = sent_bytes(part);
-  verification.planned_bytes[rank] = planned.forward + planned.backward;
-  verification.sent_bytes[rank] = transport.counters().bytes_sent;
-  move_rows(global.out, results.out, plan.q_map(), rank, Direction::kToGlobal);
-  move_rows(global.lse, results.lse, plan.q_map(), rank, Direction::kToGlobal);
-  move_rows(global.dq, results.dq, plan.q_map(), rank, Direction::kToGlobal);
-  move_rows(global.dk, results.dk, plan.kv_map(), rank, Direction::kToGlobal);
-  move_rows(global.dv, results.dv, plan.kv_map(), rank, Direction::kToGlobal);
-}
-
-Dense as_double(const Dense& from, Layout layout) {
-  Dense to(DType::kF64, layout, from.view().size);
-  copy(from.view(), to.view());
-  return to;
-}
-
-// The whole problem on one rank: same values, same mask, double throughout, one pair at a time.
-Results reference(const Plan& plan, const Inputs& in) {
-  Problem p = plan.problem();
+// The whole call on one rank: same values, same mask, double throughout, one pair at a time.
+Results reference(Problem p, const MaskSpec& mask, const Terms& terms, const Inputs& given, uint64_t seed,
+                  GradientScales& scales) {
   p.dtype = DType::kF64;
   const Plan whole =
-      build_plan(p, plan.mask(), ShardMap::contiguous(p.q_len, 1), ShardMap::contiguous(p.kv_len, 1), Schedule::kRing);
+      build_plan(p, mask, ShardMap::contiguous(p.q_len, 1), ShardMap::contiguous(p.kv_len, 1), Schedule::kRing);
   const RankPlan part = whole.rank(0);
   const std::vector<Tile>& tiles = part.forward.front().tiles;
-  const Dense q = as_double(in.q, p.layout), k = as_double(in.k, p.layout), v = as_double(in.v, p.layout);
-  const Dense dout = as_double(in.dout, p.layout);
-  Results results = results_for(p, DType::kF64, p.q_len, p.kv_len);
-  ForwardArgs forward{q.view(), k.view(), v.view(), tiles, p.scale, {}, true, true, results.output()};
+  const Inputs in = in_double(p, given);
+  Results results = results_for(p, terms, p.dtype, p.q_len, p.kv_len);
+  PairGrid grid;
+  const Extras extras = extras_of(p, terms, in, seed, grid);
+  ForwardArgs forward;
+  forward.q = in.q.view();
+  forward.k = in.k.view();
+  forward.v = in.v.view();
+  forward.tiles = tiles;
+  forward.scale = p.scale;
+  forward.output = results.output();
+  forward.sink = extras.sink;
+  forward.pairs = extras.pairs;
   attend_reference(forward);
   const Dense delta(DType::kF64, p.layout, results.lse.view().size);
-  row_delta(results.out.view(), dout.view(), {}, delta.view(), Serial());
+  row_delta(results.out.view(), in.dout.view(), in.dlse.view(), delta.view(), Serial());
+  if (terms.sink) sink_gradient(extras.sink, results.lse.view(), delta.view(), results.dsink.view(), Serial());
   BackwardArgs backward;
-  backward.q = q.view();
-  backward.k = k.view();
-  backward.v = v.view();
-  backward.dout = dout.view();
+  backward.q = in.q.view();
+  backward.k = in.k.view();
+  backward.v = in.v.view();
+  backward.dout = in.dout.view();
   backward.lse = results.lse.view();
   backward.delta = delta.view();
   backward.tiles = tiles;
@@ -137,22 +78,24 @@ Results reference(const Plan& plan, const Inputs& in) {
   backward.dq = results.dq.view();
   backward.dk = results.dk.view();
   backward.dv = results.dv.view();
+  backward.pairs = extras.pairs;
+  backward.dbias = dbias_view(p, results);
   attend_backward_reference(backward);
+  scales = scales_of(p, in, extras, results, delta);
   return results;
 }
 
-// Largest difference over the largest reference value. Infinite values must agree and count no further.
-double relative_error(const Dense& got, const Dense& want) {
-  double difference = 0, largest = 0;
+// Largest difference over the largest reference value, or over `scale` where that is more. Infinite values must agree.
+double relative_error(const Dense& got, const Dense& want, double scale = 0) {
+  double difference = 0;
   for (int64_t i = 0; i < want.view().num_elements(); ++i) {
     const double a = load_as_double(got.view().data, got.view().dtype, i);
     const double b = load_as_double(want.view().data, want.view().dtype, i);
     if (a == b && std::isinf(b)) continue;
     if (!std::isfinite(a - b)) return std::numeric_limits<double>::infinity();
     difference = std::max(difference, std::fabs(a - b));
-    largest = std::max(largest, std::fabs(b));
   }
-  return difference == 0 ? 0 : difference / largest;
+  return difference == 0 ? 0 : difference / std::max(scale, largest_of(want));
 }
 
 // fp32: the project's bounds. 16-bit: a few units of the dtype's rounding (2^-9 and 2^-12 relative), which enters in
@@ -175,31 +118,71 @@ bool Verification::met() const {
          std::all_of(comparisons.begin(), comparisons.end(), [](const Comparison& c) { return c.met(); });
 }
 
-Verification verify(const Plan& plan, uint64_t seed, int threads_per_rank) {
-  const Problem& p = plan.problem();
-  std::mt19937_64 generator(seed);
-  const Inputs in{random_tensor(generator, p.dtype, p.layout, {p.batch, p.q_heads, p.q_len, p.qk_dim}),
-                  random_tensor(generator, p.dtype, p.layout, {p.batch, p.kv_heads, p.kv_len, p.qk_dim}),
-                  random_tensor(generator, p.dtype, p.layout, {p.batch, p.kv_heads, p.kv_len, p.v_dim}),
-                  random_tensor(generator, p.dtype, p.layout, {p.batch, p.q_heads, p.q_len, p.v_dim})};
+Verifier::Verifier(const Problem& problem, const MaskSpec& mask, const Terms& terms, uint64_t seed)
+    : problem_(problem),
+      mask_(mask),
+      terms_(terms),
+      seed_(seed),
+      inputs_(random_inputs(problem, terms, seed)),
+      want_(reference(problem, mask, terms, inputs_, seed, scales_)) {}
+
+Verification Verifier::run(const Plan& plan, int threads_per_rank) const {
   Verification verification;
-  verification.isa = current_isa();
-  verification.plan_faults = validate(plan, plan.mask());
+  verification.plan_faults = validate(plan, mask_);
   verification.sent_bytes.resize(plan.world());
   verification.planned_bytes.resize(plan.world());
-  const Results got = results_for(p, p.dtype, p.q_len, p.kv_len);
-  inproc::run_ranks(plan.world(),
-                    [&](Transport& transport) { run_rank(plan, transport, in, got, threads_per_rank, verification); });
-  const Results want = reference(plan, in);
-  const double forward = bound_of(p.dtype, false), gradient = bound_of(p.dtype, true);
-  // lse is kept in the accumulator type whatever the dtype of the inputs.
-  const double statistics = bound_of(accumulator_of(p.dtype), false);
-  verification.comparisons = {{"out", relative_error(got.out, want.out), forward},
-                              {"lse", relative_error(got.lse, want.lse), statistics},
-                              {"dq", relative_error(got.dq, want.dq), gradient},
-                              {"dk", relative_error(got.dk, want.dk), gradient},
-                              {"dv", relative_error(got.dv, want.dv), gradient}};
+  std::vector<Results> local(plan.world());
+  inproc::run_ranks(plan.world(), [&](Transport& transport) {
+    local[transport.rank()] = run_rank(plan, transport, threads_per_rank, verification);
+  });
+  const Results got = results_for(problem_, terms_, problem_.dtype, problem_.q_len, problem_.kv_len);
+  for (int64_t rank = 0; rank < plan.world(); ++rank) {
+    put_back(local[rank], terms_, plan.q_map(), plan.kv_map(), rank, got);
+    // What ranks share has a part on each.
+    if (terms_.bias == Terms::Bias::kShared) add(local[rank].dbias.view(), got.dbias.view());
+    if (terms_.sink) add(local[rank].dsink.view(), got.dsink.view());
+  }
+  verification.comparisons = compare(got);
   return verification;
+}
+
+Results Verifier::run_rank(const Plan& plan, Transport& transport, int threads, Verification& verification) const {
+  const int64_t rank = transport.rank();
+  const Inputs in = inputs_of_rank(problem_, inputs_, plan.q_map(), plan.kv_map(), rank);
+  Results results =
+      results_for(problem_, terms_, problem_.dtype, plan.q_map().local_rows(rank), plan.kv_map().local_rows(rank));
+  PairGrid grid;
+  const Extras extras = extras_of(problem_, terms_, in, seed_, grid);
+  const RankPlan part = plan.rank(rank);
+  const ThreadPool pool(threads);
+  ring_forward(part, transport, in.q.view(), in.k.view(), in.v.view(), results.output(), pool, extras);
+  const GradsView grads{.dq = results.dq.view(),
+                        .dk = results.dk.view(),
+                        .dv = results.dv.view(),
+                        .dsink = results.dsink.view(),
+                        .dbias = dbias_view(problem_, results)};
+  ring_backward(part, transport, in.q.view(), in.k.view(), in.v.view(), results.output(), in.dout.view(),
+                in.dlse.view(), grads, pool, extras);
+  const SentBytes planned = sent_bytes(part);
+  verification.planned_bytes[rank] = planned.forward + planned.backward;
+  verification.sent_bytes[rank] = transport.counters().bytes_sent;
+  return results;
+}
+
+std::vector<Comparison> Verifier::compare(const Results& got) const {
+  const double forward = bound_of(problem_.dtype, false), gradient = bound_of(problem_.dtype, true);
+  // lse is kept in the accumulator type whatever the dtype of the inputs.
+  const double statistics = bound_of(accumulator_of(problem_.dtype), false);
+  std::vector<Comparison> comparisons = {{"out", relative_error(got.out, want_.out), forward},
+                                         {"lse", relative_error(got.lse, want_.lse), statistics},
+                                         {"dq", relative_error(got.dq, want_.dq, scales_.dq), gradient},
+                                         {"dk", relative_error(got.dk, want_.dk, scales_.dk), gradient},
+                                         {"dv", relative_error(got.dv, want_.dv), gradient}};
+  if (got.dbias.is_given())
+    comparisons.push_back({"dbias", relative_error(got.dbias, want_.dbias, scales_.dbias), gradient});
+  if (got.dsink.is_given())
+    comparisons.push_back({"dsink", relative_error(got.dsink, want_.dsink, scales_.dsink), gradient});
+  return comparisons;
 }
 
 }  // namespace ringspan::cli

@@ -11,6 +11,9 @@ list(FILTER test_sources EXCLUDE REGEX "/transport/mpi/[a-z0-9_]+\\.cc$")
 file(GLOB mpi_test_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/ringspan/transport/mpi/*.cc)
 file(GLOB emulated_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/ringspan/kernel/emulated_*.cc)
 
+# What the command line tool judges by is tested as the core is.
+list(APPEND test_sources ${PROJECT_SOURCE_DIR}/tests/cli/verify_test.cc)
+
 if(RINGSPAN_SANITIZE STREQUAL "thread")
   # Tests that start no thread have nothing for this sanitizer to see.
   foreach(source ${test_sources})
@@ -33,7 +36,8 @@ target_include_directories(ringspan_test_support ${support_scope} ${PROJECT_SOUR
 target_link_libraries(ringspan_test_support ${support_scope} ringspan::core GTest::gtest)
 
 if(test_sources)
-  add_executable(ringspan_tests ${test_sources})
+  add_executable(ringspan_tests ${test_sources} ${PROJECT_SOURCE_DIR}/cli/verify_run.cc
+    ${PROJECT_SOURCE_DIR}/cli/verify_tensors.cc)
   ringspan_set_warnings(ringspan_tests)
   ringspan_precompile_headers(ringspan_tests <gtest/gtest.h>)
   ringspan_find_package(nlohmann_json nlohmann-json3-dev)

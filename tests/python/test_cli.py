@@ -41,6 +41,54 @@ def test_verify_json_names_what_was_compared() -> None:
     assert all(result["sent_bytes"])
 
 
+# Schedules of four ranks: seven without, and the same with everything that can enter the softmax.
+@pytest.mark.parametrize(
+    "terms",
+    [
+        [],
+        [
+            "--bias",
+            "rows",
+            "--mask-tensor",
+            "--alibi",
+            "--softcap",
+            "3",
+            "--dropout",
+            "0.3",
+            "--sink",
+            "--lse-gradient",
+        ],
+        ["--bias", "shared", "--dropout", "0.1", "--dtype", "bf16"],
+    ],
+)
+def test_verify_of_all_schedules(terms: list[str]) -> None:
+    question = ["verify", "--world", "4", *SIZES, "--schedule", "all", *terms]
+    done = run(*question)
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = done.stdout.splitlines()
+    names = ["ring", "gather", "ulysses", "pruned", "q_ring", "hybrid:2", "double_ring:2"]
+    assert [name for name in names if any(line.startswith(name + " ") for line in lines)] == names
+    assert lines[-1] == "verified"
+    assert done.stderr == ""
+    result = json.loads(run(*question, "--json").stdout)
+    assert result["met"] is True
+    assert [one["schedule"] for one in result["schedules"]] == names
+    quantities = ["out", "lse", "dq", "dk", "dv"]
+    quantities += ["dbias"] * ("--bias" in terms) + ["dsink"] * ("--sink" in terms)
+    for one in result["schedules"]:
+        assert [c["quantity"] for c in one["comparisons"]] == quantities
+        assert one["sent_bytes"] == one["planned_bytes"]
+
+
+def test_verify_seed_draws_other_pairs() -> None:
+    errors = set()
+    for seed in ("1", "2"):
+        done = run("verify", "--world", "2", *SIZES, "--dropout", "0.5", "--seed", seed, "--json")
+        assert done.returncode == 0, done.stdout
+        errors.add(json.loads(done.stdout)["comparisons"][0]["error"])
+    assert len(errors) == 2
+
+
 def test_verify_runs_the_instruction_set_that_is_asked_for() -> None:
     assert json.loads(run("verify", *SIZES, "--json", RINGSPAN_ISA="generic").stdout)["isa"] == "generic"
 
@@ -71,6 +119,33 @@ def test_ledger_tells_bytes_pairs_and_memory() -> None:
     text = run("ledger", *sizes, "--mask", "full", "--shard", "contiguous").stdout
     assert "6291456" in text
     assert len([line for line in text.splitlines() if " forward " in line or " backward " in line]) == 8
+
+
+BUSIEST = ["--seq-len", "1300", "--heads", "2", "--head-dim", "8", "--mask", "causal", "--shard", "contiguous"]
+
+
+@pytest.mark.parametrize("verb", ["plan", "ledger"])
+def test_many_ranks_are_summed_up(verb: str) -> None:
+    def rows(*arguments: str) -> list[str]:
+        done = run(verb, *BUSIEST, *arguments)
+        assert done.returncode == 0, done.stderr
+        assert done.stderr == ""
+        return done.stdout.splitlines()
+
+    few = rows("--world", "65")
+    shown = [int(line.split()[0]) for line in few if " forward " in line and line.split()[0].isdigit()]
+    assert shown == [0, 64]  # the last has most pairs
+    assert any(line.endswith("first") for line in few)
+    assert any("last" in line and "most pairs" in line for line in few)
+    [line] = [line for line in few if line.startswith("pairs")]
+    per_rank = [20 * r * 20 + 20 * 21 // 2 for r in range(65)]
+    heads = 2 if verb == "plan" else 1
+    numbers = [int(number) for number in line.split()[-4:]]
+    assert numbers == [heads * n for n in (sum(per_rank), min(per_rank), sum(per_rank) // 65, max(per_rank))]
+    assert any("--all-ranks" in line for line in few)
+    assert len(few) < 30
+    assert sum(" forward " in line for line in rows("--world", "65", "--all-ranks")) == 65
+    assert sum(" forward " in line for line in rows("--world", "64")) == 64
 
 
 def test_bench_and_report_are_the_modules(tmp_path) -> None:
@@ -105,6 +180,10 @@ def test_ledger_of_every_exchange(exchange: str, messages: int) -> None:
         (["ledger", "--world", "2", *SIZES, "--shard", "per_document:60,8"], ["68", "67"]),
         (["verify", "--seq-len", "8", "--heads", "4", "--kv-heads", "3"], ["4", "3"]),
         (["verify", *SIZES, "--mask", "diagonal"], ["diagonal"]),
+        (["verify", *SIZES, "--dropout", "1"], ["--dropout", "1"]),
+        (["verify", *SIZES, "--softcap", "-2"], ["--softcap", "-2"]),
+        (["verify", *SIZES, "--bias", "columns"], ["columns", "rows", "shared"]),
+        (["verify", *SIZES, "--world", "4", "--schedule", "hybrid:3"], ["3", "4"]),
         (["nonsense"], []),
     ],
 )
