@@ -105,6 +105,25 @@ def wrong_path(group: dist.ProcessGroup, value: float) -> tuple[dict, str | None
         paths.Gathered.run = right
 
 
+def wrong_schedule(group: dist.ProcessGroup) -> tuple[dict, str | None, str]:
+    """One schedule is off in one number."""
+    from ringspan.bench import paths
+
+    right = paths.Scheduled.run
+
+    def wrong(self):
+        out, *rest = right(self)
+        if self.schedule == "pruned":
+            out[0, 0, 0, 0] += 0.01
+        return out, *rest
+
+    paths.Scheduled.run = wrong
+    try:
+        return outcome(group, config_of(group, **SIZES["full"], schedules=("ulysses", "pruned")))
+    finally:
+        paths.Scheduled.run = right
+
+
 def wrong_count(group: dist.ProcessGroup) -> tuple[dict, str | None, str]:
     """One path posts more than the ledger says."""
     from ringspan.bench import paths
@@ -153,6 +172,34 @@ def test_every_path_is_attention(pool, world, sizes):
     for errors in pool.run("test_cp_benchmark:paths_against_oracle", world, sizes=sizes):
         assert len(errors) == 6
         assert max(errors.values()) <= 1e-5, errors
+
+
+@pytest.mark.parametrize("world", [1, 2, 4])
+def test_every_schedule_is_attention_and_measured(pool, world):
+    from ringspan.bench.config import schedules_of
+    from ringspan.bench.result import faults_of
+
+    schedules = schedules_of(world)
+    assert len(schedules) == {1: 4, 2: 4, 4: 6}[world]
+    sizes = SIZES["causal"] | {"schedules": schedules}
+    for errors in pool.run("test_cp_benchmark:paths_against_oracle", world, sizes=sizes):
+        assert list(errors)[6:] == [f"{schedule}_all_to_all" for schedule in schedules]
+        assert max(errors.values()) <= 1e-5, errors
+    record = pool.run("test_cp_benchmark:complete_run", world, sizes=sizes)[0]
+    assert faults_of(record) == []
+    assert record["workload"]["schedules"] == ["ring", *schedules]
+    for schedule in schedules:
+        path = record["metrics"]["paths"][f"{schedule}_all_to_all"]
+        assert path["schedule"] == schedule
+        assert path["bytes"]["counted"] == path["bytes"]["ledger"]
+        assert len(path["time_ms"]["samples"]) == 5
+
+
+def test_a_schedule_that_computes_wrong_is_a_failure(pool):
+    for _, kind, message in pool.run("test_cp_benchmark:wrong_schedule", 2):
+        assert kind == "wrong_result"
+        assert "pruned_all_to_all: out is off by" in message
+        assert "ulysses" not in message
 
 
 @pytest.mark.parametrize("world", [1, 2, 3])

@@ -112,6 +112,8 @@ def test_labels_protect_files(tmp_path, capsys):
         (["--workload-id", "a\nb"], ["--workload-id is 'a\\nb'"]),
         (["--timeout", "nan"], ["--timeout is nan"]),
         (["--world", "2"], ["--world is 2", "--nproc_per_node 2"]),
+        (["--schedules", "spiral"], ["spiral", "pruned"]),
+        (["--schedules", "hybrid:2x2", "--world", "2", "--dry-run"], ["hybrid:2x2", "2 ranks", "ulysses"]),
         (["--seq-len", "100000000", "--dry-run"], ["--seq-len 100000000", "MB", "available"]),
     ],
 )

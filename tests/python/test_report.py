@@ -169,6 +169,33 @@ def test_the_figures_are_xml_and_take_the_colour_of_the_text(planned, tmp_path):
     assert "alert('x')" in "".join(ET.fromstring(pictures[1]).itertext())
 
 
+def test_schedules_stand_side_by_side(planned, tmp_path):
+    """In the table, in a figure of their own for each run that has several, and in the lines against ranks."""
+    schedules = ["ring", "pruned", "hybrid:2x4", "hybrid:4x2"]
+    results = {}
+    for world in (8, 16):
+        result = measured(planned, f"run of {world}", world)
+        for place, schedule in enumerate(schedules):
+            entry = path_entry("all_to_all", "ring_local", 3.0 + place, world, 1000 * (place + 1))
+            result["metrics"]["paths"][f"{schedule}_all_to_all"] = entry | {"schedule": schedule}
+        results[f"w{world}"] = result
+    assert main([str(fill(tmp_path, **results)), "--html", str(tmp_path / "out.html")]) == 0
+    page = read(tmp_path / "out.html")
+    assert page.text.count("Schedules side by side") == 2
+    assert "hybrid:4x2_all_to_all" in page.text
+    pictures = re.findall(r"<svg .*?</svg>", (tmp_path / "out.html").read_text(), flags=re.S)
+    texts = [[text.strip() for text in ET.fromstring(picture).itertext() if text.strip()] for picture in pictures]
+    against, *beside, exposed = texts
+    assert len(beside) == 2
+    for drawn in beside:
+        assert [text for text in drawn if text in schedules] == schedules
+    for name in ("pruned_all_to_all", "hybrid:2x4_all_to_all", "hybrid:4x2_all_to_all"):
+        assert name in against
+        assert any(name in text for text in exposed)
+    # Two of a kind share the colour, not the kind of line.
+    assert "stroke-dasharray" in pictures[0]
+
+
 def test_all_text_is_escaped(planned, tmp_path, capsys):
     evil = measured(planned, EVIL)
     evil["run"]["command"] = evil["workload"]["id"] = evil["hardware"]["cpu"] = EVIL

@@ -18,6 +18,8 @@ MODES = ("cp_attention",)
 MASKS = ("full", "causal")
 BACKENDS = ("auto", "gloo", "nccl")
 EXCHANGES = ("all_to_all", "p2p", "all_gather")
+SCHEDULES = ("gather", "ulysses", "pruned", "q_ring")  # beside the ring, for any number of ranks
+SCHEDULE_EXCHANGE = "all_to_all"  # of every schedule beside the ring
 BATCH = 1
 _MAX_TEXT = 200  # characters of a label; it also has to fit into a table
 
@@ -42,6 +44,7 @@ class Config:
     dry_run: bool
     force: bool
     backend: str
+    schedules: tuple[str, ...]
     timeout_s: float
     seed: int
     rank: int
@@ -74,10 +77,16 @@ class Config:
         kv = (BATCH, self.kv_heads, self.seq_len, self.head_dim)
         return (BATCH, self.num_heads, self.seq_len, self.head_dim), kv, kv
 
-    def plan(self, exchange: str) -> rs.Plan:
-        """What `rs.attention` will do with this exchange."""
+    def plan(self, exchange: str, schedule: str = "ring") -> rs.Plan:
+        """What `rs.attention` will do with this exchange and schedule."""
         options = {"mask": self.mask_of_call, "shard_map": self.shard_map(), "world_size": self.world}
-        return rs.plan(*self.shapes(), dtype=self.torch_dtype, exchange=exchange, **options)
+        return rs.plan(*self.shapes(), dtype=self.torch_dtype, exchange=exchange, schedule=schedule, **options)
+
+    def plans(self) -> list[rs.Plan]:
+        """Those of every path of `rs.attention` over the group."""
+        return [self.plan(exchange) for exchange in EXCHANGES] + [
+            self.plan(SCHEDULE_EXCHANGE, schedule) for schedule in self.schedules
+        ]
 
     def shared(self) -> dict[str, object]:
         """What must be the same on every rank."""
@@ -121,6 +130,12 @@ def build_parser() -> argparse.ArgumentParser:
     add("--backend", choices=BACKENDS, default="auto", help="auto: nccl where each rank has a CUDA device, else gloo")
     add("--world", type=int, metavar="P", help="ranks of a dry run that torchrun did not start (default 1)")
     add("--timeout", type=float, default=120.0, metavar="S", help="seconds until a silent rank counts as lost")
+    add(
+        "--schedules",
+        default="ring",
+        metavar="NAMES",
+        help="ring, and beside it: gather, ulysses, pruned, q_ring, hybrid:UxR, double_ring:IxO, with commas; or all",
+    )
     add("--seed", type=int, default=0, metavar="N", help="of the random input (%(default)s)")
     return parser
 
@@ -143,7 +158,31 @@ def _complete(options: argparse.Namespace, environment: Mapping[str, str]) -> Co
     place = _place(options, environment)
     given = {name: value for name, value in vars(options).items() if name not in ("timeout", "world")}
     backend = _backend(options.backend, place["local_world"])
-    return Config(**{**given, "kv_heads": kv_heads, "backend": backend, "timeout_s": options.timeout, **place})
+    found = {"kv_heads": kv_heads, "backend": backend, "timeout_s": options.timeout}
+    found["schedules"] = _schedules(options.schedules, place["world"])
+    if found["schedules"] and backend == "nccl":
+        raise ValueError(f"--schedules is {options.schedules}, but rs.attention is measured on CPUs, not by nccl")
+    return Config(**{**given, **found, **place})
+
+
+def schedules_of(world: int) -> tuple[str, ...]:
+    """Every schedule that fits, beside the ring."""
+    splits = [(inner, world // inner) for inner in range(2, world) if world % inner == 0]
+    split_names = [name for a, b in splits for name in (rs.hybrid(ulysses=a, ring=b), rs.double_ring(inner=a, outer=b))]
+    return (*SCHEDULES, *split_names)
+
+
+def _schedules(given: str, world: int) -> tuple[str, ...]:
+    """What `given` names beside the ring, which always runs, in the order of `schedules_of`."""
+    fitting = ("ring", *schedules_of(world))
+    names = fitting if given == "all" else given.split(",")
+    for name in names:
+        if name not in fitting:
+            raise ValueError(
+                f"--schedules is {given}, but {name!r} is no schedule of {world} ranks; give all, or some of "
+                f"{', '.join(fitting)}"
+            )
+    return tuple(name for name in fitting[1:] if name in names)
 
 
 def _place(options: argparse.Namespace, environment: Mapping[str, str]) -> dict[str, int]:

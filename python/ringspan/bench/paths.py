@@ -4,6 +4,7 @@
     gathered          each rank holds its shard of K and V; all-gather, then as replicated
     ring_local        rs.attention on the local queries and all of K and V: the ring's computation without its exchange
     ring_EXCHANGE     rs.attention on shards, K and V by all_to_all, p2p or all_gather
+    NAME_all_to_all   the same by another schedule (docs/schedules.md), such as pruned_all_to_all
 
 `replicated` is what the others are compared with; `ring_local` and `replicated` are what an exchange is timed against.
 """
@@ -17,16 +18,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import ringspan as rs
-from ringspan.bench.config import EXCHANGES, Config
+from ringspan.bench.config import EXCHANGES, SCHEDULE_EXCHANGE, Config
 from ringspan.bench.inputs import Inputs
 from ringspan.bench.ranks import Ranks
 
 REPLICATED, GATHERED, RING_LOCAL = "replicated", "gathered", "ring_local"
 
 
-def ring_name(exchange: str) -> str:
-    """The name of the path of rs.attention with this exchange."""
-    return f"ring_{exchange}"
+def path_name(schedule: str, exchange: str) -> str:
+    """The name of the path of rs.attention with these."""
+    return f"{schedule}_{exchange}"
 
 
 class MeasuredPath:
@@ -35,6 +36,7 @@ class MeasuredPath:
     name: str
     base: str | None = None
     exchange: str | None = None
+    schedule: str | None = None
 
     def run(self) -> tuple[Tensor, ...]:
         """This rank's output, with backward also dq, dk, dv: K/V gradients of its own rows, or `partial`."""
@@ -176,16 +178,22 @@ class RingLocal(MeasuredPath):
         return _attend(self.qkv, self.gradient, self.options)
 
 
-class Ring(MeasuredPath):
+class Scheduled(MeasuredPath):
     """rs.attention over the group."""
 
     base = RING_LOCAL
 
-    def __init__(self, config: Config, ranks: Ranks, inputs: Inputs, exchange: str) -> None:
-        self.name, self.exchange = ring_name(exchange), exchange
+    def __init__(self, config: Config, ranks: Ranks, inputs: Inputs, schedule: str, exchange: str) -> None:
+        self.name = path_name(schedule, exchange)
+        self.schedule, self.exchange = schedule, exchange
         self.config, self.ranks = config, ranks
-        smap = config.shard_map()
-        self.options = {"mask": config.mask_of_call, "shard_map": smap, "group": ranks.group, "exchange": exchange}
+        self.options = {
+            "mask": config.mask_of_call,
+            "shard_map": config.shard_map(),
+            "group": ranks.group,
+            "schedule": schedule,
+            "exchange": exchange,
+        }
         self.qkv, self.gradient = tuple(inputs.local[:3]), inputs.gradient
 
     def run(self) -> tuple[Tensor, ...]:
@@ -199,7 +207,7 @@ class Ring(MeasuredPath):
 
     def ledger(self, rank: int) -> tuple[int, int]:
         """Sums over the passes that are run."""
-        ledger = self.config.plan(self.exchange).ledger().rank(rank)
+        ledger = self.config.plan(self.exchange, self.schedule).ledger().rank(rank)
         passes = [ledger.forward, *([ledger.backward] if self.config.backward else [])]
         return sum(part.messages for part in passes), sum(part.sent_bytes for part in passes)
 
@@ -209,7 +217,8 @@ def build_paths(config: Config, ranks: Ranks, inputs: Inputs) -> dict[str, Measu
     paths: list[MeasuredPath] = [Replicated(config, ranks, inputs), Gathered(config, ranks, inputs)]
     if ranks.device.type == "cpu":
         paths.append(RingLocal(config, ranks, inputs))
-        paths += [Ring(config, ranks, inputs, exchange) for exchange in EXCHANGES]
+        paths += [Scheduled(config, ranks, inputs, "ring", exchange) for exchange in EXCHANGES]
+        paths += [Scheduled(config, ranks, inputs, schedule, SCHEDULE_EXCHANGE) for schedule in config.schedules]
     return {path.name: path for path in paths}
 
 

@@ -81,6 +81,7 @@ def _check_options(config: Config, ranks: Ranks) -> None:
 def _entry_of(path: MeasuredPath, checked: dict[str, Any]) -> dict[str, Any]:
     return {
         "exchange": path.exchange,
+        "schedule": path.schedule,
         "base": path.base,
         "max_abs_error": judge.largest_error(checked),
         **checked,

@@ -12,11 +12,13 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from ringspan.bench.config import SCHEDULE_EXCHANGE
 from ringspan.report.content import Loaded, describe_workload, threads_of
 
 # Stands for the colour of the page's text, which differs between light and dark; no series uses it.
 _INK = "#010203"
-# Told apart on white and on black, and without red against green.
+# Told apart on white and on black, and without red against green. Of hybrid and double_ring, which come with numbers of
+# ranks, each has its own kind of line as well.
 _COLOURS = {
     "replicated": "#8a8a8a",
     "gathered": "#d1700f",
@@ -24,8 +26,15 @@ _COLOURS = {
     "ring_all_to_all": "#2f7fd6",
     "ring_p2p": "#b04fc4",
     "ring_all_gather": "#12958a",
+    "gather": "#c9a227",
+    "ulysses": "#d6486b",
+    "pruned": "#4f9d3a",
+    "q_ring": "#6a5acd",
+    "hybrid": "#e08a7d",
+    "double_ring": "#3fb6d9",
 }
-_MARKERS = dict(zip(_COLOURS, "sDvo^P", strict=True))
+_MARKERS = dict(zip(_COLOURS, "sDvo^P<>XdphH", strict=False))
+_LINES = ("-", "--", ":", "-.")
 _STYLE = {
     "svg.fonttype": "none",
     "font.family": "sans-serif",
@@ -53,11 +62,12 @@ class Picture:
 
 
 def draw_all(runs: list[Loaded]) -> list[Picture]:
-    """Time and bytes against ranks and against sequence length, where a series has two points; exposed shares."""
+    """Time and bytes against ranks and against length, where a series has two points; schedules; exposed shares."""
     timed = [run for run in runs if run.result["evidence_level"].startswith("measured") and not run.failed]
     drawn = [
         *_against(timed, "ranks", "ranks", lambda run: run.result["hardware"]["ranks"]),
         *_against(timed, "sequence length", "positions", lambda run: run.result["workload"]["seq_len"]),
+        *_schedules(timed),
         *_exposed(timed),
     ]
     return [Picture(title, caption, _svg(figure, number)) for number, (title, caption, figure) in enumerate(drawn, 1)]
@@ -73,7 +83,9 @@ def _against(runs: list[Loaded], what: str, unit: str, place: Callable[[Loaded],
         if len(points) < 2:
             continue
         with mpl.rc_context(_STYLE):
-            figure = Figure(figsize=(10, 4), layout="constrained")
+            names = len(_lines_of(list(points.values())))
+            # A row of the legend holds four names.
+            figure = Figure(figsize=(10, 3.6 + 0.2 * -(-names // 4)), layout="constrained")
             times, sizes = figure.subplots(1, 2)
             _draw_lines(times, points, lambda path: path["time_ms"] and path["time_ms"]["median"])
             _draw_lines(sizes, points, lambda path: max(path["bytes"]["counted"]) / 1e6 or None)
@@ -87,18 +99,70 @@ def _against(runs: list[Loaded], what: str, unit: str, place: Callable[[Loaded],
                 axes.set_xticks([], minor=True)
                 axes.set_ylim(bottom=0)
                 axes.grid(True)
-            figure.legend(*times.get_legend_handles_labels(), loc="outside lower center", ncols=6, frameon=False)
+            figure.legend(*times.get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
         drawn.append((f"Time and bytes against {what}", setting, figure))
     return drawn
 
 
 def _draw_lines(axes: Axes, points: dict[int, Loaded], value: Callable[[dict[str, Any]], float | None]) -> None:
-    for name, colour in _COLOURS.items():
+    for name, line in _lines_of(list(points.values())).items():
         paths = {x: run.result["metrics"]["paths"].get(name) for x, run in sorted(points.items())}
         found = {x: value(path) for x, path in paths.items() if path}
         found = {x: y for x, y in found.items() if y is not None}
         if found:
-            axes.plot(list(found), list(found.values()), color=colour, marker=_MARKERS[name], markersize=5, label=name)
+            look = _look_of(name)
+            marker, colour = _MARKERS[look], _COLOURS[look]
+            axes.plot(list(found), list(found.values()), line, color=colour, marker=marker, markersize=5, label=name)
+
+
+def _look_of(path: str) -> str:
+    """The key of _COLOURS that a path goes by."""
+    return path if path in _COLOURS else path.split(":")[0].removesuffix("_all_to_all")
+
+
+def _lines_of(runs: list[Loaded]) -> dict[str, str]:
+    """Every path of `runs`, in the order of _COLOURS, and its kind of line."""
+    names = {name for run in runs for name in run.result["metrics"]["paths"]}
+    looks = list(_COLOURS)
+    ordered = sorted(names, key=lambda name: (looks.index(_look_of(name)), len(name), name))
+    alike: dict[str, int] = {}
+    lines = {}
+    for name in ordered:
+        count = alike.setdefault(_look_of(name), 0)
+        lines[name] = _LINES[count % len(_LINES)]
+        alike[_look_of(name)] += 1
+    return lines
+
+
+def _schedules(runs: list[Loaded]) -> list[tuple[str, str, Figure]]:
+    """For each run of several schedules, what a call takes and what the busiest rank sends under each of them."""
+    drawn = []
+    for run in runs:
+        paths = {
+            path["schedule"]: (name, path)
+            for name, path in run.result["metrics"]["paths"].items()
+            if path.get("schedule") and path["exchange"] == SCHEDULE_EXCHANGE
+        }
+        if len(paths) < 2:
+            continue
+        with mpl.rc_context(_STYLE):
+            figure = Figure(figsize=(10, 1.2 + 0.3 * len(paths)), layout="constrained")
+            times, sizes = figure.subplots(1, 2, sharey=True)
+            for row, (name, path) in enumerate(paths.values()):
+                time, colour = path["time_ms"], _COLOURS[_look_of(name)]
+                times.barh(row, time["median"], color=colour, height=0.7)
+                times.plot([time["p10"], time["p90"]], [row, row], color=_INK, linewidth=1)
+                sizes.barh(row, max(path["bytes"]["counted"]) / 1e6, color=colour, height=0.7)
+            times.set_yticks(range(len(paths)), list(paths))
+            times.set_ylim(len(paths) - 0.4, -0.6)
+            times.set_xlabel("median of a call, ms; line: p10 to p90")
+            sizes.set_xlabel("sent by the busiest rank, MB")
+            for axes in (times, sizes):
+                axes.set_xlim(left=0)
+                axes.grid(True, axis="x")
+        setting = f"{run.result['run']['label']}: {_setting(run, 'ranks')}, {run.result['hardware']['ranks']} ranks"
+        drawn.append(("Schedules side by side", setting, figure))
+    return drawn
 
 
 def _exposed(runs: list[Loaded]) -> list[tuple[str, str, Figure]]:
@@ -116,7 +180,7 @@ def _exposed(runs: list[Loaded]) -> list[tuple[str, str, Figure]]:
         figure = Figure(figsize=(10, 1.2 + 0.3 * len(bars)), layout="constrained")
         axes = figure.subplots()
         for row, (_, name, exposed) in enumerate(bars):
-            axes.barh(row, 100 * exposed["share"], color=_COLOURS[name], height=0.7)
+            axes.barh(row, 100 * exposed["share"], color=_COLOURS[_look_of(name)], height=0.7)
             axes.plot([100 * exposed["p10_share"], 100 * exposed["p90_share"]], [row, row], color=_INK, linewidth=1)
         shown = [f"{_plain(label)}: {name}" for label, name, _ in bars]
         axes.set_yticks(range(len(bars)), shown)
