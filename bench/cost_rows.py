@@ -21,6 +21,8 @@ import ringspan as rs
 
 _HEADS, _HEAD_DIM, _TOKENS_PER_RANK = 8, 128, 16384
 _MOST_US = 150.0  # of a front above the plain op
+_MOST_PLAN_SHARE = 0.01  # of the call that a plan serves
+_SHARE_TOKENS = 1024  # a rank: few, so that the call is short
 _BUDGET_S = 3.0
 # What a call goes through, over which op on plain tensors.
 _FRONTS = ("dtensor/attention", "dtensor/contract", "sdpa")
@@ -30,6 +32,8 @@ def names(settings: Settings) -> list[str]:
     """All rows."""
     worlds = (8,) if settings.quick else (8, 64, 1024)
     plans = [f"cost/plan/{mask}/W{world}" for mask in ("causal", "documents") for world in worlds]
+    shares = (2,) if settings.quick else (8, 64)
+    plans += [f"cost/plan_share/{mask}/W{world}" for mask in ("causal", "documents") for world in shares]
     fronts = [f"cost/{front}/{direction}" for front in _FRONTS for direction in ("forward", "forward_backward")]
     return ["cost/small_call/forward", "cost/small_call/forward_backward", *fronts, *plans]
 
@@ -39,7 +43,7 @@ def run(selected: Sequence[str], settings: Settings) -> Iterator[dict[str, Any]]
     for name in selected:
         repeats = 5 if settings.quick else 51
         family = name.split("/")[1]
-        runners = {"plan": _run_plan, "small_call": _run_small_call}
+        runners = {"plan": _run_plan, "plan_share": _run_plan_share, "small_call": _run_small_call}
         result = runners.get(family, _run_front)(name, repeats)
         yield {"name": name, "threads": 1, "wrong": None, **result}
 
@@ -113,18 +117,43 @@ def _run_plan(name: str, repeats: int) -> dict[str, Any]:
     """One rank's part of a plan: what each rank builds when a call is new to it."""
     _, _, kind, world_text = name.split("/")
     world = int(world_text[1:])
-    seq_len = _TOKENS_PER_RANK * world
-    sizes = (1, _HEADS, seq_len, _HEAD_DIM)
-    mask = rs.causal() if kind == "causal" else rs.documents(lengths=[_TOKENS_PER_RANK // 4] * (4 * world))
-    smap = rs.ShardMap.head_tail(seq_len, world)
-
-    def build() -> object:
-        return rs.plan(sizes, sizes, sizes, mask=mask, shard_map=smap).sent_bytes(world // 2)
-
+    build = _planner(kind, world, _TOKENS_PER_RANK, _TOKENS_PER_RANK // 4)[0]
     median = _median_ms(build, repeats if world < 1024 else min(repeats, 3))
     return {
         "milliseconds": {"plan": median},
         "goals": [{"name": "plan_ms", "what": "ms for one rank", "value": median}],
+    }
+
+
+def _planner(kind: str, world: int, tokens: int, document: int) -> tuple[Callable[[], Any], rs.Mask, rs.ShardMap]:
+    """What builds the plan of a rank in the middle; its mask and map. `tokens` a rank."""
+    seq_len = tokens * world
+    sizes = (1, _HEADS, seq_len, _HEAD_DIM)
+    mask = rs.causal() if kind == "causal" else rs.documents(lengths=[document] * (seq_len // document))
+    smap = rs.ShardMap.head_tail(seq_len, world)
+    return lambda: rs.plan(sizes, sizes, sizes, mask=mask, shard_map=smap).sent_bytes(world // 2), mask, smap
+
+
+def _run_plan_share(name: str, repeats: int) -> dict[str, Any]:
+    """One rank's part of a plan over that rank's arithmetic in forward alone: with exchange the share is smaller."""
+    torch.set_num_threads(1)
+    _, _, kind, world_text = name.split("/")
+    world = int(world_text[1:])
+    build, mask, smap = _planner(kind, world, _SHARE_TOKENS, 2 * _SHARE_TOKENS)
+    rank = world // 2
+    own = rs.ShardMap.from_segments([smap.segments(rank)], seq_len=smap.seq_len, local_rows=[smap.local_rows(rank)])
+    whole = rs.ShardMap.contiguous(smap.seq_len, 1)
+    q = torch.randn(1, _HEADS, smap.local_rows(rank), _HEAD_DIM)
+    k, v = torch.randn(2, 1, _HEADS, smap.seq_len, _HEAD_DIM).unbind()
+
+    def call() -> Any:
+        return rs.attention(q, k, v, mask=mask, shard_map=own, kv_shard_map=whole)
+
+    medians = {"plan": _median_ms(build, repeats), "call": _median_ms(call, min(repeats, 5))}
+    share = medians["plan"] / medians["call"]
+    return {
+        "milliseconds": medians,
+        "goals": [{"name": "plan_share", "what": "of the call", "at_most": _MOST_PLAN_SHARE, "value": share}],
     }
 
 

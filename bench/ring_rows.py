@@ -1,6 +1,7 @@
 """Rows that two processes of one thread each run together.
 
 ring/...       our ring by all_to_all and by p2p, our single process with two threads, and PyTorch's ring, in turns
+schedules/...  every schedule that two ranks can follow, and the ring by all_to_all, in turns
 agreement/...  what it costs that the ranks compare their calls before anything is sent
 memory/...     memory of a rank beyond inputs and outputs
 """
@@ -22,7 +23,7 @@ def names(settings: Settings) -> list[str]:
     """All rows."""
     agreement = [f"agreement/{exchange}" for exchange in ("all_to_all", "p2p")]
     memory = [f"memory/{exchange}/{direction}" for exchange in ("all_to_all", "p2p") for direction in _DIRECTIONS]
-    return [*ring_cases(settings), *agreement, *memory]
+    return [*ring_cases(settings), *schedule_cases(settings), *agreement, *memory]
 
 
 def run(selected: Sequence[str], settings: Settings) -> Iterator[dict[str, Any]]:
@@ -41,4 +42,17 @@ def ring_cases(settings: Settings) -> dict[str, Case]:
             dtype, mask, seq_len, head_dim, backward=direction == "forward_backward"
         )
         for dtype, seq_len, head_dim, mask, direction in shapes
+    }
+
+
+def schedule_cases(settings: Settings) -> dict[str, Case]:
+    """The problem of each row schedules/...; `backward` means forward and backward together."""
+    seq_len = 256 if settings.quick else 4096
+    dims = (64,) if settings.quick else (64, 128)
+    shapes = itertools.product(("fp32", "bf16"), _DIRECTIONS, ("full", "causal", "window", "documents"), dims)
+    return {
+        f"schedules/{dtype}/{direction}/{mask}/S{seq_len}/D{head_dim}": Case(
+            dtype, mask, seq_len, head_dim, backward=direction == "forward_backward"
+        )
+        for dtype, direction, mask, head_dim in shapes
     }

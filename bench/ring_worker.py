@@ -12,9 +12,9 @@ import torch
 import torch.distributed as dist
 from pytorch_ring import PytorchRing
 from reference import distance_to
-from ring_rows import ring_cases
+from ring_rows import ring_cases, schedule_cases
 from settings import Settings
-from shapes import RING_MIN_SEQ_LEN, RING_RATIO, RING_SLOWDOWN, Case
+from shapes import RING_MIN_SEQ_LEN, RING_RATIO, RING_SLOWDOWN, SCHEDULE_OVER_RING, Case
 from timing import MAX_ROUNDS, MIN_ROUNDS, SLOW_S
 from torch import Tensor
 
@@ -22,6 +22,10 @@ import ringspan as rs
 
 _LOCAL_THREADS = 2
 _EXCHANGES = ("all_to_all", "p2p")
+# Those of two ranks; forward of q_ring is the ring's. Hybrids and double rings need four.
+_SCHEDULES = {False: ("ring", "gather", "ulysses", "pruned"), True: ("ring", "gather", "ulysses", "pruned", "q_ring")}
+
+Side = Callable[[], tuple[Tensor, ...]]
 
 
 class RingWorker:
@@ -31,7 +35,7 @@ class RingWorker:
         self.rank, self.world, self.settings = rank, world, settings
         # The attention's group serves nothing else.
         self.group = dist.new_group()
-        self.cases = ring_cases(settings)
+        self.cases = ring_cases(settings) | schedule_cases(settings)
 
     def run(self, name: str) -> dict[str, Any]:
         """One row."""
@@ -40,17 +44,40 @@ class RingWorker:
             return self._run_agreement(exchange)
         if kind == "memory":
             return self._run_memory(exchange, backward=rest == ["forward_backward"])
+        if kind == "schedules":
+            return self._run_schedules(self.cases[name])
         return self._run_ring(self.cases[name])
 
+    def _run_schedules(self, case: Case) -> dict[str, Any]:
+        call, run_local = self._prepare(case)
+        sides = {name: call(schedule=name, exchange="all_to_all") for name in _SCHEDULES[case.backward]}
+        worst, first = self._check(case, sides, run_local)
+        seconds = self._time_in_turns(sides, None, first)
+        best = min((name for name in sides if name != "ring"), key=seconds.__getitem__)
+        goal = {
+            "name": "best_over_ring",
+            "what": f"x ring, {best}",
+            "value": seconds[best] / seconds["ring"],
+            "at_most": SCHEDULE_OVER_RING,
+        }
+        return {
+            "threads": f"{self.world} x 1",
+            "milliseconds": {side: value * 1e3 for side, value in seconds.items()},
+            "goals": [goal],
+            "best": best,
+            "errors": worst,
+            "wrong": _wrong(case, worst),
+        }
+
     def _run_ring(self, case: Case) -> dict[str, Any]:
-        ring_sides, run_local = self._prepare(case)
+        call, run_local = self._prepare(case)
+        ring_sides = {exchange: call(exchange=exchange) for exchange in _EXCHANGES}
+        ring_sides["pytorch"] = self._pytorch_ring(case)
         worst, first = self._check(case, ring_sides, run_local)
         seconds = self._time_in_turns(ring_sides, run_local, first)
         direction = "forward_backward" if case.backward else "forward"
         judged = case.seq_len >= RING_MIN_SEQ_LEN
         ours = seconds["all_to_all"]
-        limit = (5e-5 if case.backward else 1e-5) if case.dtype == "fp32" else 2e-3
-        wrong = [f"{side}: {error:.1e} away from one process" for side, error in worst.items() if not error <= limit]
         return {
             "threads": f"{self.world} x 1",
             "milliseconds": {side: value * 1e3 for side, value in seconds.items()},
@@ -70,40 +97,40 @@ class RingWorker:
                 {"name": "slowdown_p2p", "what": "p2p x own process", "value": seconds["p2p"] / seconds["local"]},
             ],
             "errors": worst,
-            "wrong": "; ".join(message for message in wrong if not message.startswith("pytorch")) or None,
+            "wrong": _wrong(case, {side: error for side, error in worst.items() if side != "pytorch"}),
         }
 
-    def _prepare(
-        self, case: Case
-    ) -> tuple[dict[str, Callable[[], tuple[Tensor, ...]]], Callable[[], tuple[Tensor, ...]]]:
-        make_map = rs.ShardMap.head_tail if case.mask == "causal" else rs.ShardMap.contiguous
-        self.smap = make_map(case.seq_len, self.world)
-        mask = rs.causal() if case.mask == "causal" else rs.full()
-        *whole_qkv, whole_dout = case.inputs()
-        qkv, whole = [self.smap.shard(x, self.rank, dim=2).contiguous() for x in whole_qkv], list(whole_qkv)
-        dout = self.smap.shard(whole_dout, self.rank, dim=2).contiguous()
+    def _prepare(self, case: Case) -> tuple[Callable[..., Side], Side]:
+        """What makes a side of options of rs.attention; and our single process."""
+        mask, self.smap = _split(case, self.world)
+        *whole, whole_dout = case.inputs()
+        qkv, dout = self._shards(case)
         for x in (*qkv, *whole):
             x.requires_grad_(case.backward)
-        peer = PytorchRing(self.group, case.mask == "causal")
-        plain = tuple(x.detach() for x in qkv)
 
-        def ours(exchange: str) -> Callable[[], tuple[Tensor, ...]]:
-            options = {"mask": mask, "shard_map": self.smap, "group": self.group, "exchange": exchange}
+        def ours(**choice: str) -> Side:
+            options = {"mask": mask, "shard_map": self.smap, "group": self.group, **choice}
             return lambda: _attend(qkv, dout if case.backward else None, options)
-
-        def pytorch() -> tuple[Tensor, ...]:
-            return peer.forward_backward(plain, dout) if case.backward else peer.forward(*plain)[:1]
 
         def local() -> tuple[Tensor, ...]:
             return _attend(whole, whole_dout if case.backward else None, {"mask": mask})
 
-        return {**{exchange: ours(exchange) for exchange in _EXCHANGES}, "pytorch": pytorch}, local
+        return ours, local
+
+    def _pytorch_ring(self, case: Case) -> Side:
+        peer = PytorchRing(self.group, case.mask == "causal")
+        qkv, dout = self._shards(case)
+        return lambda: peer.forward_backward(qkv, dout) if case.backward else peer.forward(*qkv)[:1]
+
+    def _shards(self, case: Case) -> tuple[tuple[Tensor, ...], Tensor]:
+        *qkv, dout = [self.smap.shard(x, self.rank, dim=2).contiguous() for x in case.inputs()]
+        return tuple(qkv), dout
 
     def _check(
         self,
         case: Case,
-        ring_sides: dict[str, Callable[[], tuple[Tensor, ...]]],
-        run_local: Callable[[], tuple[Tensor, ...]],
+        ring_sides: dict[str, Side],
+        run_local: Side,
     ) -> tuple[dict[str, float], dict[str, float]]:
         """Runs each side once: its distance to the single process, and its seconds.
 
@@ -127,10 +154,10 @@ class RingWorker:
         return worst, first
 
     def _time_in_turns(
-        self, ring_sides: dict[str, Callable[[], Any]], run_local: Callable[[], Any], first: dict[str, float]
+        self, ring_sides: dict[str, Side], run_local: Side | None, first: dict[str, float]
     ) -> dict[str, float]:
         """Shortest seconds over first calls and rounds, as `timing.time_in_turns`, by one clock for all ranks."""
-        shortest = first | {"local": float("inf")}
+        shortest = first | ({"local": float("inf")} if run_local else {})
         repeated = {side: run for side, run in ring_sides.items() if first[side] <= SLOW_S}
         end = time.monotonic() + 2 * self.settings.budget_s
         for done in range(MAX_ROUNDS):
@@ -140,7 +167,8 @@ class RingWorker:
                 break
             for side, run in repeated.items():
                 shortest[side] = min(shortest[side], self._time_together(run)[1])
-            shortest["local"] = min(shortest["local"], self._time_alone(run_local))
+            if run_local:
+                shortest["local"] = min(shortest["local"], self._time_alone(run_local))
         return shortest
 
     def _time_together(self, run: Callable[[], Any]) -> tuple[Any, float]:
@@ -216,6 +244,25 @@ class RingWorker:
             "goals": [goal],
             "wrong": None,
         }
+
+
+def _split(case: Case, world: int) -> tuple[rs.Mask, rs.ShardMap]:
+    """Mask and map. Causal is balanced head-tail; a window and documents are where no rank's rows lie apart."""
+    make_map = rs.ShardMap.head_tail if case.mask == "causal" else rs.ShardMap.contiguous
+    smap = make_map(case.seq_len, world)
+    if case.mask == "window":
+        return rs.window(case.seq_len // 8, 0), smap
+    if case.mask == "documents":
+        # Of many lengths; one lies on both sides of the middle.
+        shares = (3, 1, 2, 6, 1, 3)
+        return rs.documents(lengths=[case.seq_len * share // 16 for share in shares]), smap
+    return (rs.causal() if case.mask == "causal" else rs.full()), smap
+
+
+def _wrong(case: Case, worst: dict[str, float]) -> str | None:
+    limit = (5e-5 if case.backward else 1e-5) if case.dtype == "fp32" else 2e-3
+    wrong = [f"{side}: {error:.1e} away from one process" for side, error in worst.items() if not error <= limit]
+    return "; ".join(wrong) or None
 
 
 def _attend(qkv: Any, dout: Tensor | None, options: dict[str, Any]) -> tuple[Tensor, ...]:

@@ -15,7 +15,7 @@ class Case:
     """One attention problem: batch 1, as many query heads as KV heads."""
 
     dtype: str
-    mask: str  # "full" or "causal"
+    mask: str  # "full" or "causal"; in rows schedules/... also "window" or "documents", whose pairs are not counted
     seq_len: int
     head_dim: int
     backward: bool = False
@@ -80,6 +80,8 @@ def decode_target(dtype: str) -> Target:
 
 # Two ranks of one thread each. Times our own single process of two threads, at most; from 4096 positions on.
 RING_SLOWDOWN = {"forward": 1.03, "forward_backward": 1.05}
+# The best other schedule over the ring, at most.
+SCHEDULE_OVER_RING = 1.0
 # As fast as PyTorch's ring, at least.
 RING_RATIO = {"fp32": 1.35, "bf16": 1.9}
 RING_MIN_SEQ_LEN = 4096

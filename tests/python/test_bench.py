@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import json
 import subprocess
 import sys
@@ -22,28 +23,47 @@ def bench_on_path(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 def test_tiny_rows_are_right_and_complete(tmp_path: Path) -> None:
-    measured = {
-        "kernel": ("kernel/*32/*/causal/*/T1", ["ratio", "share_of_peak", "gflops", "peak_gflops", "errors"]),
-        "decode": ("decode/bf16/H1/T2", ["ratio", "share_of_peak"]),
-        "ring": ("ring/bf16/forward_backward/causal/*", ["ratio", "slowdown", "slowdown_p2p", "errors"]),
-        "pairs": ("pairs/*/forward/*/D64/T1", ["threads"]),
-        "cost": ("cost/small_call/*", ["call_us"]),
-    }
-    globs = [glob for glob, _ in measured.values()]
+    measured = [
+        ("kernel", "kernel/*32/*/causal/*/T1", ["ratio", "share_of_peak", "gflops", "peak_gflops", "errors"]),
+        ("decode", "decode/bf16/H1/T2", ["ratio", "share_of_peak"]),
+        ("ring", "ring/bf16/forward_backward/causal/*", ["ratio", "slowdown", "slowdown_p2p", "errors"]),
+        ("ring", "schedules/bf16/*/documents/*", ["best_over_ring", "best", "errors"]),
+        ("pairs", "pairs/*/forward/*/D64/T1", ["threads"]),
+        ("cost", "cost/small_call/*", ["call_us"]),
+        ("cost", "cost/plan_share/*", ["plan_share"]),
+    ]
+    globs = [glob for _, glob, _ in measured]
     command = [sys.executable, str(BENCH / "run.py"), "--quick", "--out", str(tmp_path), "--only", *globs]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=ROOT)
     assert done.returncode == 0, done.stdout + done.stderr
-    for family, (_, fields) in measured.items():
+    for family, glob, fields in measured:
         content = json.loads((tmp_path / f"{family}.json").read_text())
         assert {"cpu", "cores", "instruction_set", "torch"} <= content["machine"].keys()
-        assert content["rows"]
-        for row in content["rows"]:
+        rows = [row for row in content["rows"] if fnmatch.fnmatch(row["name"], glob)]
+        assert rows
+        for row in rows:
             assert row["wrong"] is None
             assert all(row[field] is not None for field in fields)
             assert row["date"]
             assert row["commit"]
             assert row["command"].endswith(f"--only {row['name']}")
             assert all(value > 0 for value in row["milliseconds"].values())
+            if row["name"].startswith("schedules/"):
+                # The best is one of the others, held against the ring of the same turns.
+                times = dict(row["milliseconds"])
+                ring = times.pop("ring")
+                assert row["best"] == min(times, key=times.get)
+                assert row["best_over_ring"] == pytest.approx(times[row["best"]] / ring)
+                assert {"gather", "ulysses", "pruned"} <= times.keys()
+                assert ("q_ring" in times) == ("forward_backward" in row["name"])
+                assert row["errors"].keys() == row["milliseconds"].keys()
+
+
+def test_every_schedule_of_two_ranks_is_timed() -> None:
+    from ring_worker import _SCHEDULES
+    from ringspan.bench.config import schedules_of
+
+    assert _SCHEDULES[True] == ("ring", *schedules_of(2))
 
 
 def test_every_row_has_a_name_of_its_own_and_is_listed(capsys: pytest.CaptureFixture) -> None:
@@ -57,6 +77,7 @@ def test_every_row_has_a_name_of_its_own_and_is_listed(capsys: pytest.CaptureFix
             for mask in ("full", "causal"):
                 for dtype in ("fp32", "bf16"):
                     assert f"ring/{dtype}/forward_backward/{mask}/S{seq_len}/D{head_dim}" in names
+                    assert f"schedules/{dtype}/forward_backward/{mask}/S4096/D{head_dim}" in names
                 for dtype in ("fp32", "bf16", "fp16"):
                     for threads in (1, 2):
                         assert f"kernel/{dtype}/backward/{mask}/S{seq_len}/D{head_dim}/T{threads}" in names
