@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import peak
 import torch
 import torch.distributed as dist
 from settings import Settings
@@ -114,10 +115,17 @@ def _mesh_of_one() -> Iterator[DeviceMesh]:
 
 
 def _run_plan(name: str, repeats: int) -> dict[str, Any]:
-    """One rank's part of a plan: what each rank builds when a call is new to it."""
+    """One rank's part of a plan, counted by the ledger and read by Python."""
     _, _, kind, world_text = name.split("/")
     world = int(world_text[1:])
-    build = _planner(kind, world, _TOKENS_PER_RANK, _TOKENS_PER_RANK // 4)[0]
+    seq_len = _TOKENS_PER_RANK * world
+    sizes = (1, _HEADS, seq_len, _HEAD_DIM)
+    mask = rs.causal() if kind == "causal" else rs.documents(lengths=[_TOKENS_PER_RANK // 4] * (4 * world))
+    smap = rs.ShardMap.head_tail(seq_len, world)
+
+    def build() -> object:
+        return rs.plan(sizes, sizes, sizes, mask=mask, shard_map=smap).sent_bytes(world // 2)
+
     median = _median_ms(build, repeats if world < 1024 else min(repeats, 3))
     return {
         "milliseconds": {"plan": median},
@@ -125,31 +133,24 @@ def _run_plan(name: str, repeats: int) -> dict[str, Any]:
     }
 
 
-def _planner(kind: str, world: int, tokens: int, document: int) -> tuple[Callable[[], Any], rs.Mask, rs.ShardMap]:
-    """What builds the plan of a rank in the middle; its mask and map. `tokens` a rank."""
-    seq_len = tokens * world
-    sizes = (1, _HEADS, seq_len, _HEAD_DIM)
-    mask = rs.causal() if kind == "causal" else rs.documents(lengths=[document] * (seq_len // document))
-    smap = rs.ShardMap.head_tail(seq_len, world)
-    return lambda: rs.plan(sizes, sizes, sizes, mask=mask, shard_map=smap).sent_bytes(world // 2), mask, smap
-
-
 def _run_plan_share(name: str, repeats: int) -> dict[str, Any]:
     """One rank's part of a plan over that rank's arithmetic in forward alone: with exchange the share is smaller."""
     torch.set_num_threads(1)
     _, _, kind, world_text = name.split("/")
     world = int(world_text[1:])
-    build, mask, smap = _planner(kind, world, _SHARE_TOKENS, 2 * _SHARE_TOKENS)
-    rank = world // 2
-    own = rs.ShardMap.from_segments([smap.segments(rank)], seq_len=smap.seq_len, local_rows=[smap.local_rows(rank)])
-    whole = rs.ShardMap.contiguous(smap.seq_len, 1)
+    seq_len, document = _SHARE_TOKENS * world, 0 if kind == "causal" else 2 * _SHARE_TOKENS
+    mask = rs.documents(lengths=[document] * (seq_len // document)) if document else rs.causal()
+    rank, smap = world // 2, rs.ShardMap.head_tail(seq_len, world)
+    own = rs.ShardMap.from_segments([smap.segments(rank)], seq_len=seq_len, local_rows=[smap.local_rows(rank)])
+    whole = rs.ShardMap.contiguous(seq_len, 1)
     q = torch.randn(1, _HEADS, smap.local_rows(rank), _HEAD_DIM)
-    k, v = torch.randn(2, 1, _HEADS, smap.seq_len, _HEAD_DIM).unbind()
+    k, v = torch.randn(2, 1, _HEADS, seq_len, _HEAD_DIM).unbind()
 
     def call() -> Any:
         return rs.attention(q, k, v, mask=mask, shard_map=own, kv_shard_map=whole)
 
-    medians = {"plan": _median_ms(build, repeats), "call": _median_ms(call, min(repeats, 5))}
+    plan_s = peak.load_library().ringspan_plan_seconds(world, _SHARE_TOKENS, document, _HEADS, _HEAD_DIM, repeats)
+    medians = {"plan": plan_s * 1e3, "call": _median_ms(call, min(repeats, 5))}
     share = medians["plan"] / medians["call"]
     return {
         "milliseconds": medians,

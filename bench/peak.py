@@ -32,6 +32,8 @@ def load_library() -> ctypes.CDLL:
     library.ringspan_peak_flops.restype = ctypes.c_double
     library.ringspan_peak_read.argtypes = [ctypes.c_void_p, ctypes.c_int64]
     library.ringspan_peak_read.restype = ctypes.c_double
+    library.ringspan_plan_seconds.argtypes = [ctypes.c_int64] * 6
+    library.ringspan_plan_seconds.restype = ctypes.c_double
     return library
 
 
