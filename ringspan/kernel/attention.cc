@@ -63,9 +63,9 @@ void check_backward(const BackwardArgs& args) {
   check_view("dout", args.dout, out_size(args.q, args.v), args.q.dtype);
   check_view("lse", args.lse, stats_size(args.q), acc);
   check_view("delta", args.delta, stats_size(args.q), acc);
-  check_view("dq", args.dq, args.q.size, acc);
-  check_view("dk", args.dk, args.k.size, acc);
-  check_view("dv", args.dv, args.v.size, acc);
+  if (args.wants_dq) check_view("dq", args.dq, args.q.size, acc);
+  if (args.wants_dkv) check_view("dk", args.dk, args.k.size, acc);
+  if (args.wants_dkv) check_view("dv", args.dv, args.v.size, acc);
   if (args.dbias.data == nullptr) return;
   RINGSPAN_CHECK(args.pairs.bias.data != nullptr, "dbias is given without a bias");
   check_view("dbias", args.dbias, args.pairs.bias.size, acc);

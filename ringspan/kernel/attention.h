@@ -5,6 +5,7 @@
 //   - Only rows that a tile covers are read; NaN or inf in a key, value or query never reaches a row that does not
 //     keep the pair.
 //   - The same input gives the same bits whatever the number of threads.
+//   - With `fixed_order` a row's bits depend on no other row of its side either: see ForwardArgs and BackwardArgs.
 //   - No NaN for finite input: a row that keeps nothing is the empty row of softmax_state.h.
 // Memory: at most Workspace::kBudgetBytes whatever the lengths, and the index of the tiles: for each query and key row
 // of each batch entry 9 bytes while it is made and 1 after, and 40 bytes for each block of queries that a tile meets.
@@ -38,6 +39,9 @@ struct ForwardArgs {
   ConstTensorView sink{};
   // With dropout the state's acc is not divided by 1 - p yet; `output` is.
   PairInputs pairs{};
+  // A query row gets the same bits whatever other query rows stand in the call and wherever it stands among them: keys
+  // are not cut into parts for the sake of few rows. The keys, their places and the row's tiles are to be the same.
+  bool fixed_order = false;
 };
 
 // state += attention of the tiles. Returns the instruction set that ran.
@@ -52,6 +56,8 @@ struct BackwardArgs {
   // Gradients in the accumulator type. `*_begin`: overwrite (every row is written), else add.
   TensorView dq, dk, dv;
   bool dq_begin = true, dkv_begin = true;
+  // What is not wanted costs no product, its views are not looked at: 3 of 5 products for dq alone, 4 for dk and dv.
+  bool wants_dq = true, wants_dkv = true;
   // Called once, by the calling thread, before dk and dv are first touched (their other parts may still be arriving).
   std::function<void()> before_accumulate;
   PairInputs pairs{};
@@ -59,6 +65,9 @@ struct BackwardArgs {
   // empty view = not wanted. Columns may not be shared. Where heads or batch entries share it, key/value heads run one
   // after the other.
   TensorView dbias{};
+  // A row of dq gets the same bits whatever other query rows stand in the call, and a row of dk and dv whatever other
+  // key rows do; the rows of the other side, their places and the tiles are to be the same.
+  bool fixed_order = false;
 };
 
 Isa attend_backward(const BackwardArgs& args, Workspace& workspace, const Parallel& parallel);

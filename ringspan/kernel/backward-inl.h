@@ -140,6 +140,13 @@ RINGSPAN_INLINE bool begin_tile(const BackwardWave& wave, BackwardBlock<C>& b, c
 }
 
 template <class C>
+RINGSPAN_INLINE void clear_sums(const BackwardBlock<C>& b) {
+  Carver sums(reinterpret_cast<Byte*>(b.sums.dk));
+  KvSums<C>(sums, b.qk, b.v, b.cols);
+  __builtin_memset(b.sums.dk, 0, static_cast<std::size_t>(sums.bytes()));
+}
+
+template <class C>
 void backward_run(const BackwardWave& wave, const BackwardJob& job, Byte* memory) {
   const PackedDims<C> qk(wave.q.dim), v(wave.v.dim);
   Carver carver(memory);
@@ -163,13 +170,11 @@ void backward_run(const BackwardWave& wave, const BackwardJob& job, Byte* memory
                      0,
                      {wave.pairs.changes_scores || wave.pairs.drops ? &wave.pairs : nullptr, {}, batch, 0, 0, kv_begin},
                      wave.dbias.data ? &wave.dbias : nullptr};
-  Carver sums(reinterpret_cast<Byte*>(b.sums.dk));
-  KvSums<C>(sums, qk, v, b.cols);
-  __builtin_memset(b.sums.dk, 0, static_cast<std::size_t>(sums.bytes()));
+  if (wave.wants_dkv) clear_sums(b);
   if (job.num_steps == 0) return;
   RowRange range{&wave.k, batch, kv_head, kv_begin, wave.kv_end, wave.tiles.kv_covered + batch * wave.tiles.kv_len};
   pack_columns<C>(s.k_columns, range, b.cols, s.rows);
-  b.k_nonfinite = pack_stacked_block<C>(s.k_stacked, range, b.cols, s.rows);
+  if (wave.wants_dq) b.k_nonfinite = pack_stacked_block<C>(s.k_stacked, range, b.cols, s.rows);
   range.view = &wave.v;
   pack_columns<C>(s.v_columns, range, b.cols, s.rows);
   for (int64_t head = wave.head_begin; head < wave.head_end; ++head) {
@@ -186,11 +191,13 @@ void backward_run(const BackwardWave& wave, const BackwardJob& job, Byte* memory
         b.pairs.q_row = q_begin;
         if (!begin_tile(wave, b, wave.tiles.rows[t], q_begin, kv_begin)) continue;
         fill_scores(b);
-        add_kv_sums(b);
+        if (wave.wants_dkv) add_kv_sums(b);
+        if (!wave.wants_dq) continue;
         if (!my_turn) wait_for_turn(turns, step.turn);
         my_turn = true;
         b.k_nonfinite ? add_q_sums<C, true>(b) : add_q_sums<C, false>(b);
       }
+      if (!wave.wants_dq) continue;
       if (!my_turn) wait_for_turn(turns, step.turn);
       __atomic_store_n(turns, step.turn + 1, __ATOMIC_RELEASE);
     }

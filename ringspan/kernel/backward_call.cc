@@ -32,6 +32,14 @@ class BackwardCall {
   void run(Workspace& workspace);
 
  private:
+  // How much of one group a wave takes.
+  struct Cut {
+    int64_t heads = 1, q_blocks = 1, kv_blocks = 1;
+  };
+  Cut cut_group(int64_t budget) const;
+  int64_t group_bytes() const {
+    return heads_per_kv_ * index_.num_q_blocks() * sizes_.q_block_bytes + kv_blocks_ * sizes_.kv_block_bytes;
+  }
   void plan_spans();
   void place(Arena& arena);
   void begin_wave(const Span& span);
@@ -71,14 +79,32 @@ class BackwardCall {
   bool accumulating_ = false;
 };
 
-void BackwardCall::plan_spans() {
-  const int64_t groups = args_.q.batch() * kv_heads_;
+// Into waves that fit. Where a group (one key/value head of one batch entry) does not: a third of the budget for its
+// sums, the rest for queries. In fixed order each side is cut without a look at the other's length, for dq adds up over
+// parts of the keys, dk and dv over parts of the queries.
+BackwardCall::Cut BackwardCall::cut_group(int64_t budget) const {
   const int64_t q_blocks = index_.num_q_blocks();
-  const int64_t budget = kPackedBytes + kPartialBytes;
   const int64_t q_bytes = sizes_.q_block_bytes, kv_bytes = sizes_.kv_block_bytes;
-  const int64_t group_bytes = heads_per_kv_ * q_blocks * q_bytes + kv_blocks_ * kv_bytes;
-  if (group_bytes <= budget) {
-    const int64_t most_groups = shares_bias() ? 1 : budget / std::max<int64_t>(group_bytes, 1);
+  if (!args_.fixed_order && group_bytes() <= budget) return {heads_per_kv_, q_blocks, kv_blocks_};
+  const auto even = [](int64_t count, int64_t most) {
+    most = std::clamp<int64_t>(most, 1, std::max<int64_t>(count, 1));
+    return std::max<int64_t>(divide_up(count, divide_up(std::max<int64_t>(count, 1), most)), 1);
+  };
+  Cut cut;
+  cut.kv_blocks = even(kv_blocks_, budget / 3 / kv_bytes);
+  const int64_t kv_share = args_.fixed_order ? budget / 3 : cut.kv_blocks * kv_bytes;
+  const int64_t q_units = (budget - kv_share) / q_bytes;
+  cut.q_blocks = even(q_blocks, q_units);
+  cut.heads = even(heads_per_kv_, q_units / cut.q_blocks);
+  return cut;
+}
+
+void BackwardCall::plan_spans() {
+  const int64_t groups = args_.q.batch() * kv_heads_, q_blocks = index_.num_q_blocks();
+  const int64_t budget = kPackedBytes + kPartialBytes;
+  const Cut cut = cut_group(budget);
+  if (cut.heads >= heads_per_kv_ && cut.q_blocks >= q_blocks && cut.kv_blocks >= kv_blocks_) {
+    const int64_t most_groups = shares_bias() ? 1 : budget / std::max<int64_t>(group_bytes(), 1);
     const int64_t waves = std::max<int64_t>(divide_up(groups, std::max<int64_t>(most_groups, 1)), 1);
     const int64_t per_wave = divide_up(groups, waves);
     for (int64_t begin = 0; begin < groups; begin += per_wave) {
@@ -86,21 +112,12 @@ void BackwardCall::plan_spans() {
     }
     return;
   }
-  // One key/value head at a time; a third of the budget for its sums, the rest for queries.
-  const auto even = [](int64_t count, int64_t most) {
-    most = std::clamp<int64_t>(most, 1, std::max<int64_t>(count, 1));
-    return std::max<int64_t>(divide_up(count, divide_up(std::max<int64_t>(count, 1), most)), 1);
-  };
-  const int64_t kv_chunk = even(kv_blocks_, budget / 3 / kv_bytes);
-  const int64_t q_units = (budget - kv_chunk * kv_bytes) / q_bytes;
-  const int64_t q_chunk = even(q_blocks, q_units);
-  const int64_t heads = even(heads_per_kv_, q_units / q_chunk);
   for (int64_t group = 0; group < groups; ++group) {
-    for (int64_t head = 0; head < heads_per_kv_; head += heads) {
-      for (int64_t kv = 0; kv < std::max<int64_t>(kv_blocks_, 1); kv += kv_chunk) {
-        for (int64_t q = 0; q < std::max<int64_t>(q_blocks, 1); q += q_chunk) {
-          spans_.push_back({group, group + 1, head, std::min(head + heads, heads_per_kv_), q,
-                            std::min(q + q_chunk, q_blocks), kv, std::min(kv + kv_chunk, kv_blocks_)});
+    for (int64_t head = 0; head < heads_per_kv_; head += cut.heads) {
+      for (int64_t kv = 0; kv < std::max<int64_t>(kv_blocks_, 1); kv += cut.kv_blocks) {
+        for (int64_t q = 0; q < std::max<int64_t>(q_blocks, 1); q += cut.q_blocks) {
+          spans_.push_back({group, group + 1, head, std::min(head + cut.heads, heads_per_kv_), q,
+                            std::min(q + cut.q_blocks, q_blocks), kv, std::min(kv + cut.kv_blocks, kv_blocks_)});
         }
       }
     }
@@ -204,17 +221,17 @@ void BackwardCall::run_span(const Span& span) {
 
 void BackwardCall::write(const Span& span) {
   const int64_t heads = span.head_end - span.head_begin;
-  const int64_t query_units = num_query_units(span);
-  run_jobs(parallel_, workers_, query_units + num_kv_units(span), scratch_, sizes_.scratch_bytes,
-           [&](int64_t i, unsigned char*) {
-             if (i < query_units) {
-               const int64_t head = i / wave_.q_blocks % heads + span.head_begin;
-               table_.backward_write_q(wave_, i / wave_.q_blocks / heads, head, i % wave_.q_blocks);
-             } else {
-               i -= query_units;
-               table_.backward_write_kv(wave_, i / wave_.kv_blocks, i % wave_.kv_blocks);
-             }
-           });
+  const int64_t query_units = args_.wants_dq ? num_query_units(span) : 0;
+  const int64_t kv_units = args_.wants_dkv ? num_kv_units(span) : 0;
+  run_jobs(parallel_, workers_, query_units + kv_units, scratch_, sizes_.scratch_bytes, [&](int64_t i, unsigned char*) {
+    if (i < query_units) {
+      const int64_t head = i / wave_.q_blocks % heads + span.head_begin;
+      table_.backward_write_q(wave_, i / wave_.q_blocks / heads, head, i % wave_.q_blocks);
+    } else {
+      i -= query_units;
+      table_.backward_write_kv(wave_, i / wave_.kv_blocks, i % wave_.kv_blocks);
+    }
+  });
 }
 
 void BackwardCall::run(Workspace& workspace) {
@@ -228,9 +245,11 @@ void BackwardCall::run(Workspace& workspace) {
   wave_.dout = raw_view(args_.dout);
   wave_.lse = raw_view(args_.lse);
   wave_.delta = raw_view(args_.delta);
-  wave_.dq = raw_view(args_.dq);
-  wave_.dk = raw_view(args_.dk);
-  wave_.dv = raw_view(args_.dv);
+  wave_.wants_dq = args_.wants_dq;
+  wave_.wants_dkv = args_.wants_dkv;
+  if (args_.wants_dq) wave_.dq = raw_view(args_.dq);
+  if (args_.wants_dkv) wave_.dk = raw_view(args_.dk);
+  if (args_.wants_dkv) wave_.dv = raw_view(args_.dv);
   wave_.pairs = pair_rule(args_.pairs);
   wave_.dbias = raw_view(args_.dbias);
   wave_.scale = args_.scale;

@@ -159,6 +159,7 @@ void ForwardCall::point_state(const Span& span) {
 
 // Into how many parts a job of the span may be split.
 int64_t ForwardCall::most_parts(const Span& span) const {
+  if (args_.fixed_order) return 1;
   const int64_t jobs = std::max<int64_t>(num_blocks(span), 1);
   const int64_t fit = kPartialBytes / 2 / sizes_.partial_bytes / jobs;
   return std::clamp<int64_t>(divide_up(kEnoughJobs, jobs), 1, std::max<int64_t>(fit, 1));
@@ -267,7 +268,7 @@ void ForwardCall::run(Workspace& workspace) {
 }  // namespace
 
 void run_forward(const ForwardArgs& args, const KernelTable& table, Workspace& workspace, const Parallel& parallel) {
-  if (is_decoding(args)) return run_decode(args, table, workspace, parallel);
+  if (!args.fixed_order && is_decoding(args)) return run_decode(args, table, workspace, parallel);
   ForwardSizes sizes{};
   table.forward_sizes(args.q.dim(), args.v.dim(), &sizes);
   ForwardCall(args, table, sizes, parallel).run(workspace);

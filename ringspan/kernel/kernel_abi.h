@@ -176,6 +176,7 @@ struct BackwardWave {
   unsigned char* packed_q;                   // [group][head][q block]
   unsigned char* sums_kv;                    // [group][kv block]
   uint32_t* turns;                           // [group][head][q block]
+  int32_t wants_dq, wants_dkv;
   int32_t dq_overwrite, dkv_overwrite;
   TileLists tiles;
   BackwardSizes sizes;

@@ -272,7 +272,9 @@ RINGSPAN_INLINE void gather_row(typename C::Acc* dst, const typename C::Acc* src
   for (int64_t panel = 0; panel < panels; ++panel) {
     RINGSPAN_UNROLL
     for (int j = 0; j < C::kVectors; ++j) {
-      store(dst + panel * C::kCols + j * kLanes<Acc>, factor * load(src + panel * panel_stride + j * kLanes<Acc>));
+      // + 0: the sign of a zero may come from what a row's neighbours in the register tile added to it.
+      store(dst + panel * C::kCols + j * kLanes<Acc>,
+            factor * load(src + panel * panel_stride + j * kLanes<Acc>) + Acc{0});
     }
   }
 }

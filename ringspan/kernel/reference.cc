@@ -262,8 +262,9 @@ void attend_backward_reference(const BackwardArgs& args) {
   DenseGradients gradients{Dense(args.q.size), Dense(args.k.size), Dense(args.v.size)};
   for_each_pair(args.tiles, args.q.heads(), args.k.heads(),
                 [&](const Pair& pair) { add_pair_gradient(args, pair, &gradients); });
-  write_gradient(gradients.dq, args.dq_begin, args.dq);
+  if (args.wants_dq) write_gradient(gradients.dq, args.dq_begin, args.dq);
   if (args.before_accumulate) args.before_accumulate();
+  if (!args.wants_dkv) return;
   write_gradient(gradients.dk, args.dkv_begin, args.dk);
   write_gradient(gradients.dv, args.dkv_begin, args.dv);
 }

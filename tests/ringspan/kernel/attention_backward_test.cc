@@ -82,6 +82,36 @@ TEST_P(AttentionBackwardTest, AddsOnlyWhereAsked) {
   }
 }
 
+// What is not wanted is neither read nor written, and what is wanted keeps its bits.
+TEST_P(AttentionBackwardTest, OneSideAloneHasTheSameBits) {
+  const auto c = make_case({.batch = 2,
+                            .q_heads = 4,
+                            .kv_heads = 2,
+                            .q_len = 150,
+                            .kv_len = 280,
+                            .qk_dim = 24,
+                            .v_dim = 8,
+                            .mask = MaskKind::kCausal});
+  const ThreadPool pool(2);
+  const Array nothing(c->inputs.k.size, 777);
+  const BackwardResult both = run_backward(*c, kernels());
+  for (const bool wants_dq : {true, false}) {
+    BackwardCall call(*c, Array(c->inputs.q.size, 777), nothing, Array(c->inputs.v.size, 777));
+    call.args.wants_dq = wants_dq;
+    call.args.wants_dkv = !wants_dq;
+    int num_calls = 0;
+    call.args.before_accumulate = [&] { ++num_calls; };
+    (wants_dq ? call.args.dk : call.args.dq) = {};
+    if (wants_dq) call.args.dv = {};
+    Workspace workspace;
+    kernels().backward(call.args, workspace, pool);
+    EXPECT_EQ(num_calls, 1);
+    EXPECT_EQ(call.dq.array().data, wants_dq ? both.dq.data : Array(c->inputs.q.size, 777).data);
+    EXPECT_EQ(call.dk.array().data, wants_dq ? nothing.data : both.dk.data);
+    EXPECT_EQ(call.dv.array().data, wants_dq ? Array(c->inputs.v.size, 777).data : both.dv.data);
+  }
+}
+
 // The other parts of dk and dv arrive only when before_accumulate() is called: until then there is NaN.
 TEST_P(AttentionBackwardTest, WaitsForTheOtherPartsOfDkAndDv) {
   const ThreadPool pool(3);

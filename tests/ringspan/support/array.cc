@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <numbers>
 #include <stdexcept>
@@ -71,6 +72,10 @@ Array rounded(const Array& array, DType dtype) {
   Array result = array;
   for (double& value : result.data) value = rounded(value, dtype);
   return result;
+}
+
+bool same_bits(const Array& a, const Array& b) {
+  return a.size == b.size && std::memcmp(a.data.data(), b.data.data(), a.data.size() * sizeof(double)) == 0;
 }
 
 double max_error(const Array& got, const Array& want) {

@@ -48,6 +48,9 @@ Array random_array(uint64_t seed, std::array<int64_t, 4> size, DType dtype);
 double rounded(double value, DType dtype);
 Array rounded(const Array& array, DType dtype);
 
+// Bit by bit, the signs of zeros included.
+bool same_bits(const Array& a, const Array& b);
+
 // max |got - want| / max |want|. Where `want` is infinite or NaN, `got` must be the same, else the error is infinite;
 // such places count no further. Where all of `want` is 0, so must `got` be. Sizes must agree.
 double max_error(const Array& got, const Array& want);
