@@ -32,12 +32,12 @@ int64_t pairs_of(const Step& step) {
 
 class PassCounter {
  public:
-  PassCounter(const RankPlan& part, std::optional<Exchange> exchange, int64_t flops_per_pair)
-      : part_(part), exchange_(exchange), flops_per_pair_(flops_per_pair) {}
+  PassCounter(const RankPlan& part, std::optional<Exchange> exchange, bool backward)
+      : part_(part), exchange_(exchange), backward_(backward) {}
 
   StepLedger count(const Step& step) const {
     StepLedger ledger{.step = step.step, .kept_pairs = pairs_of(step)};
-    ledger.flops = ledger.kept_pairs * part_.num_q_heads() * flops_per_pair_;
+    ledger.flops = ledger.kept_pairs * part_.num_q_heads() * flops_per_pair(step);
     if (exchange_ != Exchange::kAllGather) {
       add_list(step.before, ledger);
     } else if (step.step == 0 && part_.world > 1) {
@@ -48,6 +48,13 @@ class PassCounter {
   }
 
  private:
+  // S and O forward; backward S and dP, and dQ, or dK and dV, or all three.
+  int64_t flops_per_pair(const Step& step) const {
+    const int64_t qk = 2 * part_.problem.qk_dim, v = 2 * part_.problem.v_dim;
+    if (!backward_) return qk + v;
+    return qk + v + (step.dq.is_computed() ? qk : 0) + (step.dkv.is_computed() ? qk + v : 0);
+  }
+
   void add_list(const std::vector<Transfer>& transfers, StepLedger& ledger) const {
     for (const Transfer& transfer : transfers) {
       if (transfer.src != part_.rank || !transfer.is_sent()) continue;
@@ -81,7 +88,7 @@ class PassCounter {
 
   const RankPlan& part_;
   std::optional<Exchange> exchange_;
-  int64_t flops_per_pair_;
+  bool backward_;
 };
 
 }  // namespace
@@ -106,11 +113,10 @@ RankLedger ledger_of(const RankPlan& part, std::optional<Exchange> exchange) {
   RINGSPAN_CHECK(!exchange || part.grad_route == route_of(*exchange, part.world),
                  "ledger: the plan's grad_route is not that of exchange ", exchange ? name_of(*exchange) : "",
                  "; build the plan with route_of()");
-  const Problem& p = part.problem;
   RankLedger ledger{.rank = part.rank};
-  const PassCounter forward(part, exchange, 2 * p.qk_dim + 2 * p.v_dim);
+  const PassCounter forward(part, exchange, false);
   for (const Step& step : part.forward) ledger.forward.steps.push_back(forward.count(step));
-  const PassCounter backward(part, exchange, 6 * p.qk_dim + 4 * p.v_dim);
+  const PassCounter backward(part, exchange, true);
   for (const Step& step : part.backward) ledger.backward.steps.push_back(backward.count(step));
   ledger.forward.peak_bytes = detail::forward_peak_bytes(part, exchange);
   ledger.backward.peak_bytes = detail::backward_peak_bytes(part, exchange);

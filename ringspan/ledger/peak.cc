@@ -240,7 +240,8 @@ class Replay {
       for (const Payload payload : results()) make_operand({payload}, step.q, step.q.slot);
       return;
     }
-    make_operand({Payload::kDk, Payload::kDv}, step.kv, step.dkv.slot);
+    if (step.dkv.is_computed()) make_operand({Payload::kDk, Payload::kDv}, step.kv, step.dkv.slot);
+    if (!step.dq.is_computed()) return;
     make_operand({Payload::kDq}, step.q, step.dq.slot);
     if (part_.problem.bias.has_gradient()) make_operand({Payload::kDbias}, step.q, step.dq.slot);
     // Queries visit: their gradient is computed apart while the other ranks' part travels.

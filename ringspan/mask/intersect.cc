@@ -94,7 +94,7 @@ void settle_stride(Tile& tile) {
 }  // namespace
 
 std::vector<Tile> intersect(const MaskSpec& mask, int64_t batch, std::span<const Segment> q,
-                            std::span<const Segment> kv) {
+                            std::span<const Segment> kv, bool unites) {
   std::vector<Tile> tiles;
   const SegmentIndex kv_index(kv);
   std::vector<size_t> latest(kv.size(), SIZE_MAX);  // where the last tile with each kv segment lies in `tiles`
@@ -110,7 +110,7 @@ std::vector<Tile> intersect(const MaskSpec& mask, int64_t batch, std::span<const
         const Tile tile = intersect(whole_tile(batch, rows, kv[index]), band);
         if (tile.q_rows == 0) continue;
         const size_t previous = latest[index];
-        if (previous >= first && previous < tiles.size() && unite(tiles[previous], tile)) continue;
+        if (unites && previous >= first && previous < tiles.size() && unite(tiles[previous], tile)) continue;
         latest[index] = tiles.size();
         tiles.push_back(tile);
       }

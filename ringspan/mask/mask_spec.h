@@ -92,8 +92,10 @@ MaskSpec documents_by_lengths(int64_t seq_len, const std::vector<std::vector<int
 // keep exactly the pairs of the mask between those positions, each once. Every tile lies within one segment of each
 // side, keeps something in its first and last rows and columns, and a strided segment gives one tile, not one per row.
 // A tile of one row takes the stride of its columns, one of one column that of its rows.
+// `unites`: bands that together are one tile between two segments become one. Without it a row's columns are cut where
+// the bands are, whatever the segments.
 // Cost: near the number of tiles, times a logarithm.
 std::vector<Tile> intersect(const MaskSpec& mask, int64_t batch, std::span<const Segment> q,
-                            std::span<const Segment> kv);
+                            std::span<const Segment> kv, bool unites = true);
 
 }  // namespace ringspan

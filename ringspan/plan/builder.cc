@@ -28,9 +28,10 @@ std::vector<Tile> tiles_between(const Plan& plan, const Rows& q, const Rows& kv)
   };
   const int64_t num_lists = std::max(
       {plan.mask().num_lists(), static_cast<int64_t>(q.segments.size()), static_cast<int64_t>(kv.segments.size())});
+  const bool unites = !fixes_order(plan.schedule());
   std::vector<Tile> tiles;
   for (int64_t batch = 0; batch < num_lists; ++batch) {
-    const std::vector<Tile> found = intersect(plan.mask(), batch, list_of(q, batch), list_of(kv, batch));
+    const std::vector<Tile> found = intersect(plan.mask(), batch, list_of(q, batch), list_of(kv, batch), unites);
     tiles.insert(tiles.end(), found.begin(), found.end());
   }
   // One list for all entries: the others differ in nothing but the batch index.

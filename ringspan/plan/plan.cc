@@ -6,6 +6,7 @@
 #include "ringspan/plan/builder.h"
 #include "ringspan/plan/double_ring.h"
 #include "ringspan/plan/gather.h"
+#include "ringspan/plan/invariant.h"
 #include "ringspan/plan/pruned.h"
 #include "ringspan/plan/ring.h"
 #include "ringspan/plan/ulysses.h"
@@ -39,6 +40,7 @@ void build_steps(const Plan& plan, RankPlan& part) {
     case ScheduleKind::kPruned: return detail::build_pruned(plan, part);
     case ScheduleKind::kQRing: return detail::build_q_ring(plan, part);
     case ScheduleKind::kDoubleRing: return detail::build_double_ring(plan, part, schedule.inner);
+    case ScheduleKind::kInvariant: return detail::build_invariant(plan, part);
   }
 }
 
@@ -121,6 +123,7 @@ Plan build_plan(const Problem& problem, const MaskSpec& mask, const ShardMap& q_
     RINGSPAN_CHECK(!hole, "plan: no rank holds K/V position ", hole.value_or(0), " of batch entry ", batch,
                    "; a K/V shard map must cover all of 0..", problem.kv_len - 1);
   }
+  if (fixes_order(schedule)) detail::check_invariant(problem, q_map);
   return Plan(problem, mask, q_map, kv_map, schedule, grad_route);
 }
 

@@ -46,10 +46,14 @@ struct HeadRange {
 // The heads of a payload's tensor that belong to an operand of its side. A tensor that heads share has one.
 HeadRange heads_of(Payload payload, const Problem& problem, const Operand& operand);
 
+// In the place of a slot: the step leaves these gradients to another one.
+constexpr int64_t kNoSlot = -1;
+
 // Where a step adds the gradients of an operand: a buffer of that operand's rows and heads.
 struct GradientPlace {
   int64_t slot = kOwnSlot;
   bool begins = true;  // they are the first there: it is overwritten
+  bool is_computed() const { return slot != kNoSlot; }
   bool operator==(const GradientPlace&) const = default;
 };
 

@@ -52,6 +52,7 @@ struct Work {
   Tile tile;
   int64_t head_begin = 0, head_end = 0;
   int64_t q_owner = 0, kv_owner = 0;
+  bool gives_dq = true, gives_dkv = true;  // backward
 };
 
 // Plays a pass of all ranks with labels in the place of tensors: what a step reads or sends has arrived, nothing in use

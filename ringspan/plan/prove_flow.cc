@@ -122,7 +122,9 @@ class RankRun {
     return place.slot == kOwnSlot ? own(t.payload) : held(t.payload, place);
   }
   std::pair<int64_t, int64_t> entries_of(const Transfer& t) const {
-    return question_.entries == 1 ? std::pair<int64_t, int64_t>{0, 1} : std::pair{t.batch_begin, t.batch_end};
+    // All of a tensor that entries share is for each of them.
+    const bool is_all = t.batch_begin == 0 && t.batch_end == size_of(t.payload, part_.problem).batch;
+    return is_all ? std::pair<int64_t, int64_t>{0, question_.entries} : std::pair{t.batch_begin, t.batch_end};
   }
 
   void post(const Step& step, const std::vector<Transfer>& transfers, bool is_before) {
@@ -234,7 +236,9 @@ class RankRun {
       } else {
         for (const Payload payload : outputs()) {
           const bool of_kv = is_of_kv(payload);
-          add_gradient(step, payload, of_kv ? step.kv : step.q, of_kv ? step.dkv : step.dq, of_kv ? kv : q, entry);
+          const GradientPlace& place = of_kv ? step.dkv : step.dq;
+          if (!place.is_computed()) continue;
+          add_gradient(step, payload, of_kv ? step.kv : step.q, place, of_kv ? kv : q, entry);
         }
       }
     }
@@ -321,8 +325,8 @@ class RankRun {
       }
       if (!q_fits || !kv_fits) continue;
       for (const HeadBlock& block : part_.heads) {
-        question_.work.push_back(
-            {part_.rank, step.step, tile, block.q_begin, block.q_end, step.q.owner, step.kv.owner});
+        question_.work.push_back({part_.rank, step.step, tile, block.q_begin, block.q_end, step.q.owner, step.kv.owner,
+                                  step.dq.is_computed(), step.dkv.is_computed()});
       }
     }
   }

@@ -9,13 +9,14 @@
 namespace ringspan {
 namespace {
 
-constexpr std::array<std::pair<ScheduleKind, std::string_view>, 7> kNames{{{ScheduleKind::kRing, "ring"},
+constexpr std::array<std::pair<ScheduleKind, std::string_view>, 8> kNames{{{ScheduleKind::kRing, "ring"},
                                                                            {ScheduleKind::kGather, "gather"},
                                                                            {ScheduleKind::kUlysses, "ulysses"},
                                                                            {ScheduleKind::kHybrid, "hybrid"},
                                                                            {ScheduleKind::kPruned, "pruned"},
                                                                            {ScheduleKind::kQRing, "q_ring"},
-                                                                           {ScheduleKind::kDoubleRing, "double_ring"}}};
+                                                                           {ScheduleKind::kDoubleRing, "double_ring"},
+                                                                           {ScheduleKind::kInvariant, "invariant"}}};
 
 bool has_inner(ScheduleKind kind) { return kind == ScheduleKind::kHybrid || kind == ScheduleKind::kDoubleRing; }
 
@@ -58,13 +59,15 @@ Schedule parse_schedule(std::string_view text) {
     if (!has_inner(kind) || read_numbers(text.substr(colon + 1), schedule)) return schedule;
   }
   throw Error(concat("schedule \"", text, "\" is unknown; use ring, gather, ulysses, hybrid:N (N ranks split heads), ",
-                     "pruned, q_ring or double_ring:N (N ranks a node)"));
+                     "pruned, q_ring, invariant or double_ring:N (N ranks a node)"));
 }
 
 bool moves_queries(const Schedule& schedule) {
   return schedule.kind == ScheduleKind::kUlysses || schedule.kind == ScheduleKind::kHybrid ||
-         schedule.kind == ScheduleKind::kQRing;
+         schedule.kind == ScheduleKind::kQRing || schedule.kind == ScheduleKind::kInvariant;
 }
+
+bool fixes_order(const Schedule& schedule) { return schedule.kind == ScheduleKind::kInvariant; }
 
 void check_schedule(const Schedule& schedule, int64_t world) {
   plain_name(schedule.kind);
@@ -76,8 +79,8 @@ void check_schedule(const Schedule& schedule, int64_t world) {
 }
 
 std::vector<Schedule> schedules_for(int64_t world) {
-  std::vector<Schedule> schedules = {Schedule::kRing, Schedule::kGather, Schedule::kUlysses, Schedule::kPruned,
-                                     Schedule::kQRing};
+  std::vector<Schedule> schedules = {Schedule::kRing,   Schedule::kGather, Schedule::kUlysses,
+                                     Schedule::kPruned, Schedule::kQRing,  Schedule::kInvariant};
   for (int64_t inner = 2; inner < world; ++inner) {
     if (world % inner != 0) continue;
     schedules.push_back(Schedule::hybrid(inner));

@@ -8,6 +8,7 @@
 //   pruned       rows of K/V go from their owner straight to the ranks that keep a pair with them   pruned.h
 //   q_ring       forward as ring; backward sends Q, dout, statistics and dQ round                   ring.h
 //   double_ring  a ring inside each node, and one between nodes that moves once per inner round     double_ring.h
+//   invariant    blocks of the sequence in ascending order: the same bits for any split             invariant.h
 #pragma once
 
 #include <cstdint>
@@ -17,7 +18,7 @@
 
 namespace ringspan {
 
-enum class ScheduleKind : uint8_t { kRing, kGather, kUlysses, kHybrid, kPruned, kQRing, kDoubleRing };
+enum class ScheduleKind : uint8_t { kRing, kGather, kUlysses, kHybrid, kPruned, kQRing, kDoubleRing, kInvariant };
 
 struct Schedule {
   ScheduleKind kind = ScheduleKind::kRing;
@@ -26,7 +27,7 @@ struct Schedule {
   // What the number of ranks must be over `inner`; 0 = whatever it is.
   int64_t outer = 0;
 
-  static const Schedule kRing, kGather, kUlysses, kPruned, kQRing;
+  static const Schedule kRing, kGather, kUlysses, kPruned, kQRing, kInvariant;
   static constexpr Schedule hybrid(int64_t ulysses, int64_t ring = 0) { return {ScheduleKind::kHybrid, ulysses, ring}; }
   static constexpr Schedule double_ring(int64_t inner, int64_t outer = 0) {
     return {ScheduleKind::kDoubleRing, inner, outer};
@@ -40,14 +41,19 @@ inline constexpr Schedule Schedule::kGather{ScheduleKind::kGather};
 inline constexpr Schedule Schedule::kUlysses{ScheduleKind::kUlysses};
 inline constexpr Schedule Schedule::kPruned{ScheduleKind::kPruned};
 inline constexpr Schedule Schedule::kQRing{ScheduleKind::kQRing};
+inline constexpr Schedule Schedule::kInvariant{ScheduleKind::kInvariant};
 
-// "ring", "gather", "ulysses", "pruned", "q_ring"; "hybrid:2" (ranks that split heads) or "hybrid:2x4" (and teams in
-// the ring); "double_ring:4" (ranks a node) or "double_ring:4x2" (and nodes).
+// "ring", "gather", "ulysses", "pruned", "q_ring", "invariant"; "hybrid:2" (ranks that split heads) or "hybrid:2x4"
+// (and teams in the ring); "double_ring:4" (ranks a node) or "double_ring:4x2" (and nodes).
 std::string name_of(const Schedule& schedule);
 Schedule parse_schedule(std::string_view name);
 
 // Whether query rows travel under it, in either pass, in a group of some ranks.
 bool moves_queries(const Schedule& schedule);
+
+// Whether a row's results may depend on nothing but the pairs that it keeps: tiles are those of the mask's bands,
+// however rows are split, and kernels add in one order (ForwardArgs::fixed_order).
+bool fixes_order(const Schedule& schedule);
 
 // Error unless the schedule fits a group of `world` ranks.
 void check_schedule(const Schedule& schedule, int64_t world);

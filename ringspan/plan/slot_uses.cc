@@ -8,7 +8,7 @@ namespace ringspan {
 
 SlotUses::SlotUses(const RankPlan& part, const std::vector<Step>& steps) {
   const auto note = [&](Payload payload, int64_t slot, int64_t step, bool replaces) {
-    if (slot != kOwnSlot) events_[{payload, slot}].push_back({step, replaces});
+    if (slot != kOwnSlot && slot != kNoSlot) events_[{payload, slot}].push_back({step, replaces});
   };
   const auto note_list = [&](const std::vector<Transfer>& transfers) {
     for (const Transfer& t : transfers) {

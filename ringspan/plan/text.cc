@@ -54,7 +54,7 @@ std::string describe_sends(const std::vector<Transfer>& transfers, const RankPla
 void write_steps(std::ostringstream& text, const char* name, const std::vector<Step>& steps, const RankPlan& part,
                  bool has_gradients) {
   const auto gradient = [](const GradientPlace& place) {
-    return concat(place.begins ? "begins" : "adds  ", " [", place.slot, "]");
+    return place.is_computed() ? concat(place.begins ? "begins" : "adds  ", " [", place.slot, "]") : "left out  ";
   };
   text << "  " << name << "\n";
   for (const Step& step : steps) {

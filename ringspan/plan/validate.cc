@@ -1,6 +1,8 @@
 #include "ringspan/plan/validate.h"
 
+#include <algorithm>
 #include <array>
+#include <iterator>
 #include <utility>
 
 #include "ringspan/plan/proof.h"
@@ -64,6 +66,20 @@ void prove_heads(const RankPlan& part, detail::Faults& faults) {
   }
 }
 
+// Where some steps give one side's gradients alone, each side has to have all pairs.
+void prove_work(const Plan& plan, const MaskSpec& mask, detail::Pass pass, std::vector<detail::Work> work,
+                detail::Faults& faults) {
+  using detail::Work;
+  const bool is_whole =
+      std::all_of(work.begin(), work.end(), [](const Work& one) { return one.gives_dq && one.gives_dkv; });
+  if (is_whole) return detail::prove_pairs(plan, mask, pass, std::move(work), faults);
+  for (bool Work::* gives : {&Work::gives_dq, &Work::gives_dkv}) {
+    std::vector<Work> some;
+    std::copy_if(work.begin(), work.end(), std::back_inserter(some), [&](const Work& one) { return one.*gives; });
+    detail::prove_pairs(plan, mask, pass, std::move(some), faults);
+  }
+}
+
 }  // namespace
 
 std::vector<std::string> validate(const Plan& plan, const MaskSpec& mask) {
@@ -81,7 +97,7 @@ std::vector<std::string> validate(const Plan& plan, std::span<const RankPlan> pa
   // What follows looks into buffers, which must be what the transfers say.
   if (faults.any()) return faults.take();
   for (const detail::Pass pass : passes) {
-    detail::prove_pairs(plan, mask, pass, detail::prove_flow(plan, parts, pass, faults), faults);
+    prove_work(plan, mask, pass, detail::prove_flow(plan, parts, pass, faults), faults);
   }
   return faults.take();
 }

@@ -142,6 +142,7 @@ void KernelForward::attend(const Step& step, bool begins, bool finishes) {
     args.output = one.output;
     args.sink = one.sink;
     args.pairs = one.heads.inputs();
+    args.fixed_order = fixes_order(part_.schedule);
     const WorkspacePool::Lease workspace = WorkspacePool::process().take();
     ringspan::attend(args, *workspace, parallel_);
     if (finishes && one.sink.data) empty_padding(one.output);
@@ -171,7 +172,7 @@ namespace {
 bool moves_dq(const RankPlan& part) {
   const Step* first = nullptr;
   for (const Step& step : part.backward) {
-    if (!step.computes) continue;
+    if (!step.computes || !step.dq.is_computed()) continue;
     if (first && (first->dq.slot != step.dq.slot || first->q.slot != step.q.slot)) return true;
     if (!first) first = &step;
   }
@@ -235,14 +236,15 @@ void KernelBackward::attend_backward(const Step& step, const std::function<void(
   dq_place.slot = step.dq.slot;
   dkv_place.slot = step.dkv.slot;
   // The kernel calls back before it touches dk and dv, not dq: a step adds to a dq that travels when it is done.
-  const bool is_apart = dq_travels_ && !step.dq.begins;
+  const bool wants_dq = step.dq.is_computed(), wants_dkv = step.dkv.is_computed();
+  const bool is_apart = wants_dq && dq_travels_ && !step.dq.begins;
   bool has_arrived = false;
   const auto arrive_once = [&] {
     if (!std::exchange(has_arrived, true)) arrived();
   };
   if (dq_travels_ && (step.dq.begins || wants_dbias_)) arrive_once();
-  begin_dbias(dq_place, step.dq.begins);
-  const TensorView dq = is_apart ? dq_apart(step) : store_.view(Payload::kDq, dq_place);
+  if (wants_dq) begin_dbias(dq_place, step.dq.begins);
+  const TensorView dq = is_apart ? dq_apart(step) : wants_dq ? store_.view(Payload::kDq, dq_place) : TensorView{};
   for (const HeadBlock& block : part_.heads) {
     const HeadPart heads = head_part(part_, store_, extras_.pairs, step.q, block);
     BackwardArgs args;
@@ -254,14 +256,19 @@ void KernelBackward::attend_backward(const Step& step, const std::function<void(
     args.delta = q_view(store_, Payload::kDelta, step.q, block);
     args.tiles = step.tiles;
     args.scale = part_.problem.scale;
-    args.dq = narrow(dq, 1, block.q_begin - step.q.head_begin, block.q_end - step.q.head_begin);
-    args.dk = kv_view(store_, Payload::kDk, dkv_place, block);
-    args.dv = kv_view(store_, Payload::kDv, dkv_place, block);
+    args.wants_dq = wants_dq;
+    args.wants_dkv = wants_dkv;
+    if (wants_dq) args.dq = narrow(dq, 1, block.q_begin - step.q.head_begin, block.q_end - step.q.head_begin);
+    if (wants_dkv) {
+      args.dk = kv_view(store_, Payload::kDk, dkv_place, block);
+      args.dv = kv_view(store_, Payload::kDv, dkv_place, block);
+    }
     args.dq_begin = step.dq.begins || is_apart;
     args.dkv_begin = step.dkv.begins;
     args.before_accumulate = arrive_once;
     args.pairs = heads.inputs();
-    if (wants_dbias_ && args.pairs.bias.data) {  // no rows, no bias
+    args.fixed_order = fixes_order(part_.schedule);
+    if (wants_dq && wants_dbias_ && args.pairs.bias.data) {  // no rows, no bias
       args.dbias = rows_for(grads_.dbias, Payload::kDbias, part_.problem.bias, part_, store_, dq_place, block);
     }
     const WorkspacePool::Lease workspace = WorkspacePool::process().take();

@@ -1,0 +1,213 @@
+// invariant: every rank sees the sequence in the same blocks of kInvariantBlock positions, in ascending order, whoever
+// holds them. What a row adds, and in which order, is the same for every number of ranks and every map, bit by bit.
+//
+// Five blocks over 2 ranks, causal, contiguous: rank 0 holds blocks 0, 1 and half of 2. KVb is block b of K/V, put
+// together in slot [1] or [2] from the rows of whoever holds them; Qb the same of queries, dout, lse and delta. `>`
+// goes to the other rank before the tiles of the step are computed; a rank that keeps no pair with a block does not
+// get it.
+//
+//     forward      step 0   1        2        3        4        5
+//     rank 0       KV0 >    KV0 [1]  KV1 [2]  KV2 [1]  -        -
+//                           KV1 >    KV2 >
+//     rank 1       -        KV0 [1]  KV1 [2]  KV2 [1]  KV3 [2]  KV4 [1]
+//                                    KV2 >
+//
+// Backward has two passes. In the first, steps as above, a rank computes dq of its rows alone. In the second blocks of
+// queries visit the owners of K/V, who compute dk and dv alone; no gradient travels or is added twice.
+//
+//     second pass  step 5   6        7        8        9        10
+//     rank 0       -        Q0 [1]   Q1 [2]   Q2 [1]   Q3 [2]   Q4 [1]
+//                                    Q2 >
+//     rank 1       -        -        -        Q2 [1]   Q3 [2]   Q4 [1]
+//                                    Q2 >     Q3 >     Q4 >
+//
+// Messages a rank sends: for each block and each rank that keeps a pair with it, one for each tensor and each run of
+// its rows (segments of the map, cut at the blocks); an empty one to the next rank where it has none, so that all post
+// alike. Bytes: forward, each row of K/V to each other rank that needs its block: (W - 1) KV at most. Backward as much,
+// and (W - 1) of Q, dout, lse and delta at most. Memory: two blocks of each. Products: 7 for each kept pair of backward
+// instead of 5, as scores and dP are computed in both passes.
+#include "ringspan/plan/invariant.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "ringspan/base/error.h"
+#include "ringspan/plan/builder.h"
+
+namespace ringspan::detail {
+namespace {
+
+// Rows of one owner that lie in a block: where they begin in it, and how far apart they come to lie.
+struct Piece {
+  RowRange rows{};
+  int64_t row = 0, stride = 1;
+};
+
+// One side in blocks, visiting the rows of the other side.
+class Visits {
+ public:
+  Visits(const Plan& plan, const RankPlan& part, bool of_kv, std::vector<Payload> payloads)
+      : part_(part),
+        of_kv_(of_kv),
+        payloads_(std::move(payloads)),
+        map_(of_kv ? plan.kv_map() : plan.q_map()),
+        num_blocks_(std::max<int64_t>((map_.seq_len() + kInvariantBlock - 1) / kInvariantBlock, 1)) {
+    std::vector<Rows> staying;
+    for (int64_t rank = 0; rank < part.world; ++rank) {
+      staying.push_back(rows_of(of_kv ? plan.q_map() : plan.kv_map(), rank));
+    }
+    for (int64_t block = 0; block < num_blocks_; ++block) {
+      Block& one = blocks_.emplace_back();
+      const Rows visiting = rows_in(block);
+      for (int64_t rank = 0; rank < part.world; ++rank) {
+        std::vector<Tile> tiles =
+            of_kv ? tiles_between(plan, staying[rank], visiting) : tiles_between(plan, visiting, staying[rank]);
+        one.is_needed_by.push_back(!tiles.empty());
+        if (rank == part.rank) one.tiles = std::move(tiles);
+      }
+    }
+  }
+
+  // The visits of all blocks, from the step after the last of `steps` on. `finish` completes a step that computes.
+  template <class Finish>
+  void append(std::vector<Step>& steps, Finish&& finish) const {
+    if (steps.empty()) steps.push_back({.computes = false});
+    const auto first =
+        std::find_if(blocks_.begin(), blocks_.end(), [](const Block& one) { return !one.tiles.empty(); });
+    // A rank that keeps no pair at all computes the empty result.
+    const int64_t begins = first == blocks_.end() ? 0 : first - blocks_.begin();
+    for (int64_t block = 0; block < num_blocks_; ++block) {
+      Step& before = steps.back();
+      post(block, before.step, before.before);
+      const bool needed = !blocks_[block].tiles.empty();
+      Step step{.step = before.step + 1, .computes = needed || block == begins, .q = own_q(part_), .kv = own_kv(part_)};
+      if (needed) (of_kv_ ? step.kv : step.q) = visitor(block, length_of(block));
+      step.tiles = blocks_[block].tiles;
+      finish(step, block == begins);
+      steps.push_back(std::move(step));
+    }
+  }
+
+ private:
+  struct Block {
+    std::vector<Tile> tiles{};  // of this rank
+    std::vector<bool> is_needed_by{};
+  };
+
+  int64_t length_of(int64_t block) const { return std::min(kInvariantBlock, map_.seq_len() - block * kInvariantBlock); }
+
+  Operand visitor(int64_t block, int64_t rows) const {
+    return {.slot = 1 + block % 2,
+            .owner = kSeveral,
+            .rows = rows,
+            .head_end = of_kv_ ? part_.problem.kv_heads : part_.problem.q_heads};
+  }
+
+  std::vector<Piece> pieces_of(int64_t owner, int64_t list, int64_t block) const {
+    const int64_t begin = block * kInvariantBlock, end = begin + length_of(block);
+    std::vector<Piece> pieces;
+    for (const Segment& segment : map_.segments(owner, list)) {
+      const auto offset_of = [&](int64_t position) {
+        return std::clamp<int64_t>((position - segment.begin + segment.stride - 1) / segment.stride, 0, segment.length);
+      };
+      const int64_t first = segment.begin >= begin ? 0 : offset_of(begin), last = offset_of(end);
+      if (segment.begin >= end || first >= last) continue;
+      pieces.push_back(
+          {{segment.local_row + first, segment.local_row + last}, segment.position(first) - begin, segment.stride});
+    }
+    return pieces;
+  }
+
+  // The rows of a block that some rank holds, in runs that do not tell who.
+  Rows rows_in(int64_t block) const {
+    const int64_t begin = block * kInvariantBlock, length = length_of(block);
+    Rows rows{.count = length};
+    for (int64_t list = 0; list < map_.num_lists(); ++list) {
+      std::vector<uint8_t> held(static_cast<size_t>(length), 0);
+      for (int64_t owner = 0; owner < part_.world; ++owner) {
+        for (const Piece& piece : pieces_of(owner, list, block)) {
+          const int64_t count = piece.rows.end - piece.rows.begin;
+          for (int64_t i = 0; i < count; ++i) held[piece.row + i * piece.stride] = 1;
+        }
+      }
+      std::vector<Segment>& segments = rows.segments.emplace_back();
+      for (auto run = std::find(held.begin(), held.end(), 1); run != held.end();) {
+        const auto end = std::find(run, held.end(), 0);
+        segments.push_back(
+            {.local_row = run - held.begin(), .begin = begin + (run - held.begin()), .length = end - run});
+        run = std::find(end, held.end(), 1);
+      }
+    }
+    return rows;
+  }
+
+  // What this rank sends of the block and puts in its own place, then what it receives.
+  void post(int64_t block, int64_t step, std::vector<Transfer>& transfers) const {
+    for (int64_t shift = 0; shift < part_.world; ++shift) {
+      add(part_.rank, wrap(part_.rank + shift, part_.world), block, step, transfers);
+    }
+    for (int64_t shift = 1; shift < part_.world; ++shift) {
+      add(wrap(part_.rank - shift, part_.world), part_.rank, block, step, transfers);
+    }
+  }
+
+  void add(int64_t src, int64_t dst, int64_t block, int64_t step, std::vector<Transfer>& transfers) const {
+    const bool needed = blocks_[block].is_needed_by[dst];
+    const Route route{.step = step,
+                      .needed_by = step + 1,
+                      .src = src,
+                      .dst = dst,
+                      .owner = src,
+                      .from = of_kv_ ? kv_shard(part_, src) : q_shard(part_, src),
+                      .to = visitor(block, needed ? length_of(block) : 0)};
+    const int64_t lists = map_.num_lists();
+    for (const Payload payload : payloads_) {
+      const size_t posted = transfers.size();
+      for (int64_t list = 0; needed && list < lists; ++list) {
+        for (const Piece& piece : pieces_of(src, list, block)) {
+          Transfer& transfer = transfers.emplace_back(transfer_of(part_, payload, route, {piece.rows}));
+          transfer.to.row = piece.row;
+          transfer.to.stride = piece.stride;
+          if (lists > 1) transfer.batch_begin = list, transfer.batch_end = list + 1;
+        }
+      }
+      const bool is_next = src != dst && dst == wrap(src + 1, part_.world);
+      if (is_next && transfers.size() == posted) transfers.push_back(transfer_of(part_, payload, route, {}));
+    }
+  }
+
+  const RankPlan& part_;
+  bool of_kv_;
+  std::vector<Payload> payloads_;
+  const ShardMap& map_;
+  int64_t num_blocks_;
+  std::vector<Block> blocks_;
+};
+
+}  // namespace
+
+void check_invariant(const Problem& problem, const ShardMap& q_map) {
+  for (const auto& [name, tensor] : {std::pair("bias", &problem.bias), std::pair("mask", &problem.mask)}) {
+    RINGSPAN_CHECK(!tensor->is_given() || q_map.num_lists() == 1 || tensor->batch == problem.batch,
+                   "plan: schedule invariant puts query rows in global order, which the shard map gives for each of ",
+                   problem.batch, " batch entries, and the ", name, " has ", tensor->batch,
+                   "; give it one for each entry");
+  }
+}
+
+void build_invariant(const Plan& plan, RankPlan& part) {
+  const Visits keys(plan, part, true, kv_inputs());
+  keys.append(part.forward, [](Step&, bool) {});
+  constexpr GradientPlace kNone{.slot = kNoSlot, .begins = false};
+  keys.append(part.backward, [&](Step& step, bool begins) {
+    step.dq = {.begins = begins};
+    step.dkv = kNone;
+  });
+  const Visits queries(plan, part, false, backward_q_inputs(part.problem));
+  queries.append(part.backward, [&](Step& step, bool begins) {
+    step.dq = kNone;
+    step.dkv = {.begins = begins};
+  });
+}
+
+}  // namespace ringspan::detail
