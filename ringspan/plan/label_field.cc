@@ -21,8 +21,8 @@ Window window_of(const Rect& rect) { return {rect.head_begin, rect.head_end, rec
 
 std::vector<Rect> LabelField::read(const Window& window) const {
   std::vector<Rect> found;
-  for (const Rect& rect : rects_) {
-    const Rect part = cut(rect, window);
+  for (auto rect = first_meeting(window.row_begin); rect != rects_.end() && rect->first < window.row_end; ++rect) {
+    const Rect part = cut(rect->second, window);
     if (part.area() > 0) found.push_back(part);
   }
   return found;
@@ -30,12 +30,13 @@ std::vector<Rect> LabelField::read(const Window& window) const {
 
 std::vector<Rect> LabelField::take(const Window& window) {
   std::vector<Rect> found, left;
-  for (const Rect& rect : rects_) {
-    const Rect part = cut(rect, window);
+  for (auto next = first_meeting(window.row_begin); next != rects_.end() && next->first < window.row_end;) {
+    const Rect rect = next->second, part = cut(rect, window);
     if (part.area() == 0) {
-      left.push_back(rect);
+      ++next;
       continue;
     }
+    next = rects_.erase(next);
     found.push_back(part);
     // Rows before and after it, and of its rows the heads before and after.
     for (const Window& rest : {Window{rect.head_begin, rect.head_end, rect.row, part.row},
@@ -46,7 +47,7 @@ std::vector<Rect> LabelField::take(const Window& window) {
       if (rest.area() > 0 && piece.area() > 0) left.push_back(piece);
     }
   }
-  rects_ = std::move(left);
+  for (const Rect& rect : left) put(rect);
   return found;
 }
 

@@ -2,7 +2,9 @@
 // sum of marks of all that was added. For validate().
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <map>
 #include <vector>
 
 namespace ringspan::detail {
@@ -35,14 +37,22 @@ class LabelField {
   std::vector<Rect> take(const Window& window);
   // Into a place that nothing occupies.
   void put(const Rect& rect) {
-    if (rect.area() > 0) rects_.push_back(rect);
+    if (rect.area() == 0) return;
+    longest_ = std::max(longest_, rect.count);
+    rects_.emplace(rect.row, rect);
   }
   void overwrite(const Rect& rect);
   // Adds its marks to what lies there. False, and nothing is changed, where the same rows of the same owner do not.
   bool add(const Rect& rect);
 
  private:
-  std::vector<Rect> rects_;  // disjoint
+  // Rows of several owners in turn make a rectangle of each row, so that a search may not go over all.
+  using Rects = std::multimap<int64_t, Rect>;
+  // The first that may reach into rows from `row` on.
+  Rects::const_iterator first_meeting(int64_t row) const { return rects_.lower_bound(row - longest_ + 1); }
+
+  Rects rects_;  // disjoint, by first row
+  int64_t longest_ = 0;
 };
 
 // A run of rows of a buffer that are rows of one owner.

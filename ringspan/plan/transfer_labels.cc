@@ -38,10 +38,13 @@ bool meets(const Transfer& a, const Place& at_a, const Transfer& b, const Place&
   if (a.payload != b.payload || at_a.slot != at_b.slot) return false;
   if (a.head_end <= b.head_begin || b.head_end <= a.head_begin) return false;
   if (a.batch_end <= b.batch_begin || b.batch_end <= a.batch_begin) return false;
-  for (const EndRun& one : end_runs(a, at_a)) {
-    for (const EndRun& other : end_runs(b, at_b)) {
-      if (one.row < other.row + other.count && other.row < one.row + one.count) return true;
-    }
+  // Both ascend.
+  const std::vector<EndRun> ones = end_runs(a, at_a), others = end_runs(b, at_b);
+  auto one = ones.begin(), other = others.begin();
+  while (one != ones.end() && other != others.end()) {
+    const int64_t one_end = one->row + one->count, other_end = other->row + other->count;
+    if (one->row < other_end && other->row < one_end) return true;
+    one_end <= other_end ? ++one : ++other;
   }
   return false;
 }
