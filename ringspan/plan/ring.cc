@@ -128,7 +128,6 @@ Ring plain_ring(const Plan& plan, const RankPlan& part) {
 
 void append_ring(const RankPlan& part, const Ring& ring, std::vector<Step>& steps) {
   const RingWriter writer(part, ring);
-  steps.reserve(steps.size() + static_cast<size_t>(ring.size));
   for (int64_t s = 0; s < ring.size; ++s) steps.push_back(writer.step(s));
 }
 
