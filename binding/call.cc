@@ -134,6 +134,11 @@ RankPlan build_part(Problem problem, const Description& description, const Sched
   const Decoded decoded = decode(description);
   problem.q_len = decoded.q_len;
   problem.kv_len = decoded.kv_len;
+  // Where rows go in global order and each entry has its own, what entries share travels once for each.
+  const bool has_orders = fixes_order(schedule) && decoded.q_map.num_lists() > 1;
+  for (RowTensor* tensor : {&problem.bias, &problem.mask}) {
+    if (has_orders && tensor->is_given()) tensor->batch = problem.batch;
+  }
   const MaskSpec mask =
       batch_share.count == 1 ? decoded.mask : decoded.mask.entries(batch_share.index * problem.batch, problem.batch);
   return build_plan(problem, mask, decoded.q_map, decoded.kv_map, schedule, route_of(exchange, decoded.world))

@@ -195,9 +195,9 @@ void QuestionOptions::add_to(CLI::App& verb) {
                   "contiguous, head_tail, striped, balanced, per_document:LEN,... or lengths:LEN,...")
       ->capture_default_str();
   verb.add_option("--kv-shard", kv_shard_, "The same for keys and values [as --shard]");
-  verb.add_option(
-          "--schedule", schedule_,
-          "ring, gather, ulysses, hybrid:N (N ranks split heads), pruned, q_ring or double_ring:N (N ranks a node)")
+  verb.add_option("--schedule", schedule_,
+                  "ring, gather, ulysses, hybrid:N (N ranks split heads), pruned, q_ring, invariant or double_ring:N "
+                  "(N ranks a node)")
       ->capture_default_str();
   verb.add_option("--grad-route", grad_route_, "from_next or from_owner")->capture_default_str();
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-SCHEDULES = ("auto", "ring", "gather", "ulysses", "pruned", "q_ring")
+SCHEDULES = ("auto", "ring", "gather", "ulysses", "pruned", "q_ring", "invariant")
 _SPLIT = re.compile(r"(hybrid|double_ring):\d+x\d+")
 
 

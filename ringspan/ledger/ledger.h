@@ -31,8 +31,9 @@ struct StepLedger {
   int64_t step = 0;
   std::vector<SentTensor> sent{};  // in the order of posting, each tensor once
   int64_t messages = 0;            // posted by this rank; a collective counts as one
-  int64_t kept_pairs = 0;          // (query, key) pairs of all batch entries, one head
-  int64_t flops = 0;               // of the query heads that this rank computes, docs/maths.md "Work"
+  // (query, key) pairs of all batch entries, one head. Backward of schedule invariant has each in two steps.
+  int64_t kept_pairs = 0;
+  int64_t flops = 0;  // of the query heads that this rank computes, docs/maths.md "Work"
 
   int64_t sent_bytes() const;
   bool operator==(const StepLedger&) const = default;

@@ -11,6 +11,7 @@ import numpy as np
 import oracle
 import torch
 import torch.distributed as dist
+from cases import Case, run_case
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.utils.checkpoint import checkpoint
@@ -112,6 +113,18 @@ def other_strides_on_each_rank(group: dist.ProcessGroup, exchange: str) -> bool:
         scalar = out.sum() if view is views[rank] else (out * torch.ones_like(out)).sum()
         results.append([out, *torch.autograd.grad(scalar, leaves)])
     return all(torch.equal(one, two) for one, two in zip(*results, strict=True))
+
+
+def results_by_position(group: dist.ProcessGroup, case: Case) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Each result of this rank in full precision, without padding rows, and the positions of its rows."""
+    local = run_case(case, group, *place_of(group))
+    results = {"out": local.out, "lse": local.stats.lse, "dq": local.dq, "dk": local.dk, "dv": local.dv}
+    found = {}
+    for name, rows in results.items():
+        positions = local.kv_positions if name in ("dk", "dv") else local.q_positions
+        held = positions >= 0
+        found[name] = rows.detach().double().numpy()[:, :, held], positions[held]
+    return found
 
 
 def repeats(group: dist.ProcessGroup, dtype: str, split: str, exchange: str, times: int) -> bool:

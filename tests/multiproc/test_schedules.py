@@ -6,13 +6,14 @@ import itertools
 import random
 
 import judge
+import numpy as np
 import pytest
 from cases import Case
 from test_sweep import drawn_cases, masks_of, splits_of
 
 import ringspan as rs
 
-PLAIN = ["gather", "ulysses", "pruned", "q_ring"]
+PLAIN = ["gather", "ulysses", "pruned", "q_ring", "invariant"]
 SCHEDULES = {
     1: PLAIN,
     2: PLAIN,
@@ -60,7 +61,9 @@ def test_drawn_calls(pool, world, dtype):
 def test_a_boolean_mask_travels_with_its_rows(pool, world):
     cases = [
         Case(("causal",), ("head_tail",), seq_len=21, batch=2, schedule=schedule, exchange=exchange, attn_mask=axes)
-        for schedule, exchange, axes in itertools.product(("ulysses", "q_ring"), EXCHANGES, ("BNSK", "SK", "K"))
+        for schedule, exchange, axes in itertools.product(
+            ("ulysses", "q_ring", "invariant"), EXCHANGES, ("BNSK", "SK", "K")
+        )
     ]
     judge.check(pool, world, cases)
 
@@ -78,12 +81,42 @@ def test_bytes_and_messages_are_those_of_the_ledger(pool, world, exchange):
 def test_collectives_are_one_for_each_post(pool, world):
     """fp32, where all tensors of a step travel together."""
     hops = world - 1
-    expected = {"gather": (1, 3), "ulysses": (2, 4), "pruned": (hops, 3 * hops), "q_ring": (hops, 3 * hops + 1)}
+    expected = {
+        "gather": (1, 3),
+        "ulysses": (2, 4),
+        "pruned": (hops, 3 * hops),
+        "q_ring": (hops, 3 * hops + 1),
+        "invariant": (1, 3),  # one block of K/V; in backward one more, and one of queries
+    }
     for schedule, (forward, both) in expected.items():
         for found in pool.run(
             "ring_jobs:collectives", world, exchange="all_to_all", inference=False, schedule=schedule
         ):
             assert found == {"forward": {"all_to_all_single": forward}, "both": {"all_to_all_single": both}}, schedule
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_invariant_has_the_same_bits_for_every_split(pool, dtype):
+    """Three blocks of 768 positions; out, lse, dq, dk and dv on one rank against every other split and exchange."""
+    seq_len, case = 1637, Case(("causal",), q_heads=2, kv_heads=1, dtype=dtype, schedule="invariant", lse_grad=True)
+    splits = [("contiguous",), ("head_tail",), ("striped",), ("per_document", (390, 1, 700, 546))]
+    masks = [("causal",), ("window", 100, 0)]
+    for mask in masks:
+        alone = bits_of(pool, 1, case.but(mask=mask, seq_len=seq_len))
+        for (world, split), exchange in zip(itertools.product((2, 3, 4), splits), itertools.cycle(EXCHANGES)):
+            other = case.but(mask=mask, seq_len=seq_len, split=split, exchange=exchange)
+            assert bits_of(pool, world, other) == alone, f"{split} over {world} ranks, {exchange}"
+
+
+def bits_of(pool, world: int, case: Case) -> dict[str, bytes]:
+    """Each result of all ranks in the order of positions, as bytes."""
+    whole: dict[str, np.ndarray] = {}
+    for found in pool.run("ring_jobs:results_by_position", world, case=case):
+        for name, (rows, positions) in found.items():
+            shape = (*rows.shape[:2], case.seq_len, *rows.shape[3:])
+            whole.setdefault(name, np.zeros(shape, rows.dtype))[:, :, positions] = rows
+    return {name: rows.tobytes() for name, rows in whole.items()}
 
 
 @pytest.mark.parametrize("schedule", [*SCHEDULES[4], "ring"])
