@@ -28,8 +28,9 @@ import kernel_rows
 import pair_rows
 import peak
 import ring_rows
+import sim_rows
 from output import Output
-from ranks import RankFailed
+from ringspan.fit.launch import RankFailed
 from settings import Settings
 
 # Timed in this order; a family's rows go into the file of its name.
@@ -39,6 +40,7 @@ FAMILIES: dict[str, ModuleType] = {
     "pairs": pair_rows,
     "ring": ring_rows,
     "cost": cost_rows,
+    "sim": sim_rows,
 }
 
 

@@ -31,6 +31,9 @@ def test_tiny_rows_are_right_and_complete(tmp_path: Path) -> None:
         ("pairs", "pairs/*/forward/*/D64/T1", ["threads"]),
         ("cost", "cost/small_call/*", ["call_us"]),
         ("cost", "cost/plan_share/*", ["plan_share"]),
+        ("sim", "sim/time/ring", ["seconds"]),
+        ("sim", "sim/prediction/W2/fp32/*", ["error"]),
+        ("sim", "sim/prediction/all", ["median", "worst"]),
     ]
     globs = [glob for _, glob, _ in measured]
     command = [sys.executable, str(BENCH / "run.py"), "--quick", "--out", str(tmp_path), "--only", *globs]

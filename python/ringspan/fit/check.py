@@ -90,11 +90,11 @@ class Comparison:
         return abs(self.simulated / self.measured - 1)
 
 
-def compare(description: dict[str, Any], worlds: Sequence[int]) -> Iterator[Comparison]:
-    """Measures and simulates every workload on every number of ranks."""
+def compare(description: dict[str, Any], worlds: Sequence[int], rounds: int = _ROUNDS) -> Iterator[Comparison]:
+    """Measures, in `rounds` calls, and simulates every workload on every number of ranks."""
     machine = rs.Machine.from_json(json.dumps(description))
     for world in worlds:
-        measured = launch.run_on_processes(world, _measure, WORKLOADS)
+        measured = launch.run_on_processes(world, _measure, (WORKLOADS, rounds))
         for workload, seconds in zip(WORKLOADS, measured, strict=True):
             plan = rs.plan(
                 *workload.shapes(),
@@ -136,8 +136,9 @@ def summary_of(errors: Sequence[float]) -> tuple[float, float]:
     return torch.tensor(sorted(errors), dtype=torch.float64).quantile(0.5).item(), max(errors)
 
 
-def _measure(group: dist.ProcessGroup, workloads: Sequence[Workload]) -> Iterator[float]:
+def _measure(group: dist.ProcessGroup, argument: tuple[Sequence[Workload], int]) -> Iterator[float]:
     """The shortest seconds of each workload."""
+    workloads, rounds = argument
     rank, world = dist.get_rank(group), dist.get_world_size(group)
     clock = Clock(group, torch.device("cpu"))
     for workload in workloads:
@@ -151,4 +152,4 @@ def _measure(group: dist.ProcessGroup, workloads: Sequence[Workload]) -> Iterato
         def call(leaves: Any = leaves, dout: Any = dout, options: Any = options) -> None:
             torch.autograd.grad(rs.attention(*leaves, **options), leaves, dout)
 
-        yield clock.shortest(call, _ROUNDS)
+        yield clock.shortest(call, rounds)
