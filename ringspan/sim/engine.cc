@@ -21,6 +21,13 @@ struct Flight {
   double done = kUnknown;
 };
 
+// One that its rank has not waited for yet; what the wait asks of it lies here, and not behind a pointer.
+struct OpenFlight {
+  int64_t number = 0, needed_by = 0;
+  bool gradients = false;
+  double unpack_seconds = 0;
+};
+
 enum class Phase : uint8_t { kInputs, kCompute, kComputing, kAfter, kDone };
 
 struct RankState {
@@ -35,9 +42,9 @@ struct RankState {
   int64_t next_on_links = 0;  // number of the flight
   double beside = 0;          // seconds of messages that no computation or wait has met yet
   std::deque<Flight> flights{};
-  int64_t first_flight = 0;     // number of flights.front()
-  std::vector<int64_t> open{};  // numbers of those that are not waited for yet, ascending
-  double computing_until = 0;   // on the node's shared clock
+  int64_t first_flight = 0;        // number of flights.front()
+  std::vector<OpenFlight> open{};  // by number, ascending
+  double computing_until = 0;      // on the node's shared clock
   RankTimes times{};
 
   int64_t num_posted() const { return first_flight + static_cast<int64_t>(flights.size()); }
@@ -182,19 +189,16 @@ class Engine {
   // Inputs, or gradients, that step `step` needs.
   bool wait(RankState& rank, int64_t step, bool gradients) {
     double arrived = rank.now, unpack = 0;
-    const auto is_due = [&](int64_t number) {
-      const PostCost& cost = *rank.flights[number - rank.first_flight].cost;
-      return cost.gradients == gradients && cost.needed_by <= step;
-    };
-    for (const int64_t number : rank.open) {
-      if (!is_due(number)) continue;
-      const Flight& flight = rank.flights[number - rank.first_flight];
+    const auto is_due = [&](const OpenFlight& open) { return open.gradients == gradients && open.needed_by <= step; };
+    for (const OpenFlight& open : rank.open) {
+      if (!is_due(open)) continue;
+      const Flight& flight = rank.flights[open.number - rank.first_flight];
       if (flight.done == kUnknown) {
         rank.is_blocked = true;
         return false;
       }
       arrived = std::max(arrived, flight.done);
-      unpack += flight.cost->unpack_seconds;
+      unpack += open.unpack_seconds;
     }
     std::erase_if(rank.open, is_due);
     drop_flights(rank);
@@ -208,7 +212,7 @@ class Engine {
 
   // Those that are waited for and that no peer asks for any more.
   static void drop_flights(RankState& rank) {
-    const int64_t first_open = rank.open.empty() ? rank.num_posted() : rank.open.front();
+    const int64_t first_open = rank.open.empty() ? rank.num_posted() : rank.open.front().number;
     while (rank.first_flight < first_open && rank.flights.front().missing == 0) {
       rank.flights.pop_front();
       ++rank.first_flight;
@@ -286,7 +290,7 @@ class Engine {
     rank.now += cost.pack_seconds;
     rank.times.copy_seconds += cost.pack_seconds;
     const int64_t number = rank.num_posted();
-    rank.open.push_back(number);
+    rank.open.push_back({number, cost.needed_by, cost.gradients, cost.unpack_seconds});
     Flight& flight = rank.flights.emplace_back(Flight{.cost = &cost, .posted = rank.now, .ready = rank.now});
     if (cost.peers.empty() && !waits_for_all_) {
       flight.done = rank.now;
