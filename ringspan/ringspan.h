@@ -11,6 +11,9 @@
 //   ring_forward    writes out, max, sum, lse of this rank's rows                       ring/ring_attention.h
 //   ring_backward   writes dq, dk, dv of this rank's rows                               ring/ring_attention.h
 //   ledger_of       bytes, messages, pairs and memory of a part, without running it     ledger/ledger.h
+//   Machine         speeds of a place where a plan may run; machine_from_json           sim/machine.h
+//   simulate        how long a plan takes on a machine, a model; chrome_trace           sim/simulate.h
+//   choose_plan     the fastest schedule, map and mesh on a machine, and why            sim/planner.h
 //
 // Shapes, N query heads and Nkv key/value heads (Nkv divides N), rows are those of this rank:
 //   q, dq           [B, N,   q rows,  Dqk]      dtype of the problem: fp32, bf16, fp16 or fp64
@@ -41,6 +44,9 @@
 #include "ringspan/ring/ring_attention.h"
 #include "ringspan/shape/problem.h"
 #include "ringspan/shard/shard_map.h"
+#include "ringspan/sim/machine.h"
+#include "ringspan/sim/planner.h"
+#include "ringspan/sim/simulate.h"
 #include "ringspan/softmax/softmax_state.h"
 #include "ringspan/transport/inproc/inproc.h"
 #include "ringspan/view/tensor_view.h"
