@@ -15,13 +15,12 @@
 #include "ringspan/ledger/ledger.h"
 
 #include "binding/agreement.h"
-#include "binding/call.h"
 #include "binding/content_hash.h"
-#include "binding/decode.h"
 #include "binding/errors.h"
 #include "binding/exchange.h"
 #include "binding/parallel.h"
 #include "binding/plan_cache.h"
+#include "binding/plan_question.h"
 #include "binding/traffic.h"
 
 namespace ringspan::binding {
@@ -29,11 +28,6 @@ namespace {
 
 using at::Tensor;
 using std::string;
-
-Decoded decode_arguments(at::IntArrayRef spec, at::TensorList tables) {
-  std::vector<Tensor> kept;
-  return decode(description_of(spec, tables, kept));
-}
 
 void refuse(string group_name, string message) {
   translate_errors([&] {
@@ -101,31 +95,6 @@ Tensor balanced(at::IntArrayRef spec, at::TensorList tables) {
     const Decoded decoded = decode_arguments(spec, tables);
     return table_of(ShardMap::balanced(decoded.mask, decoded.world));
   });
-}
-
-struct PlanQuestion {
-  Plan plan;
-  Exchange exchange;
-};
-
-PlanQuestion ask_plan(at::IntArrayRef spec, at::TensorList tables, int64_t q_heads, int64_t kv_heads, int64_t qk_dim,
-                      int64_t v_dim, const string& dtype, double scale, const string& layout, const string& schedule,
-                      const string& exchange) {
-  const Decoded decoded = decode_arguments(spec, tables);
-  const Problem problem{.batch = decoded.batch,
-                        .q_heads = q_heads,
-                        .kv_heads = kv_heads,
-                        .q_len = decoded.q_len,
-                        .kv_len = decoded.kv_len,
-                        .qk_dim = qk_dim,
-                        .v_dim = v_dim,
-                        .dtype = parse_dtype(dtype),
-                        .layout = parse_layout(layout),
-                        .scale = scale};
-  const Exchange kind = parse_exchange(exchange);
-  return {build_plan(problem, decoded.mask, decoded.q_map, decoded.kv_map, parse_schedule_name(schedule),
-                     route_of(kind, decoded.world)),
-          kind};
 }
 
 string plan_json(at::IntArrayRef spec, at::TensorList tables, int64_t q_heads, int64_t kv_heads, int64_t qk_dim,
@@ -197,9 +166,7 @@ void force_isa_by_name(string name) {
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(ringspan, m) {
-  const string plan_arguments =
-      "(SymInt[] spec, Tensor[] tables, int q_heads, int kv_heads, int qk_dim, int v_dim, str dtype, float scale, "
-      "str layout, str schedule, str exchange, int rank) -> ";
+  const string plan_arguments = string("(") + kPlanArguments + ", int rank) -> ";
   m.def("_refuse(str group_name, str message) -> ()", &refuse);
   m.def("_agree(str group_name, str signature) -> ()", &agree_on);
   m.def("_positions(SymInt[] spec, Tensor[] tables, int which, int rank, int batch) -> Tensor", &positions);
