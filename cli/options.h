@@ -38,6 +38,8 @@ class QuestionOptions {
   const std::string& mask_text() const { return mask_; }
   const std::string& shard_text() const { return shard_; }
   const std::string& schedule_text() const { return schedule_; }
+  // For the title of a picture.
+  std::string note() const { return "mask " + mask_ + ", shard " + shard_; }
   int64_t world() const { return world_; }
 
  private:

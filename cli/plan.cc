@@ -6,8 +6,11 @@
 #include <optional>
 #include <string>
 
+#include "ringspan/sim/picture.h"
+
 #include "cli/options.h"
 #include "cli/progress.h"
+#include "cli/python_module.h"
 #include "cli/summary.h"
 #include "cli/verbs.h"
 
@@ -20,6 +23,7 @@ constexpr int64_t kMostDigits = 36;
 struct PlanOptions {
   QuestionOptions question;
   std::optional<int64_t> rank;
+  std::string plot;
   bool as_json = false, all_ranks = false;
 };
 
@@ -148,6 +152,7 @@ void run(const PlanOptions& options) {
   } else {
     print_plan(plan, options);
   }
+  if (!options.plot.empty()) draw_picture(picture_json(plan, options.question.note()), options.plot);
 }
 
 }  // namespace
@@ -158,6 +163,7 @@ void add_plan(CLI::App& app, int&) {
   options->question.add_to(*verb);
   CLI::Option* rank = verb->add_option("--rank", options->rank, "Only this rank, step by step");
   verb->add_flag("--all-ranks", options->all_ranks, "Every rank, also of more than 64")->excludes(rank);
+  verb->add_option("--plot", options->plot, "Draw the mask, who holds what, and the work of each rank (FILE.png)");
   verb->add_flag("--json", options->as_json, "Print JSON");
   verb->callback([options] { run(*options); });
 }

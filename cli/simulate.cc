@@ -8,13 +8,16 @@
 #include <optional>
 #include <sstream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "ringspan/base/error.h"
+#include "ringspan/sim/picture.h"
 #include "ringspan/sim/planner.h"
 
 #include "cli/options.h"
 #include "cli/progress.h"
+#include "cli/python_module.h"
 #include "cli/verbs.h"
 
 namespace ringspan::cli {
@@ -28,7 +31,7 @@ constexpr const char* kAuto = "auto";
 
 struct SimulateArguments {
   QuestionOptions question;
-  std::string machine, exchange = kAuto, trace;
+  std::string machine, exchange = kAuto, trace, plot;
   std::vector<int64_t> tensor_parallel{1};
   int64_t rank = 0;
   bool forward_only = false, as_json = false;
@@ -131,8 +134,10 @@ void print_choice(const Choice& choice) {
 void choose(const SimulateArguments& arguments, const Machine& machine, int& status) {
   const bool any_shard = arguments.question.shard_text() == kAuto;
   const bool any_schedule = arguments.question.schedule_text() == kAuto;
-  RINGSPAN_CHECK(arguments.trace.empty(), "--trace ", arguments.trace,
-                 " is of one plan; name --schedule and --shard, and leave --tensor-parallel");
+  for (const auto& [option, file] : {std::pair("--trace ", &arguments.trace), std::pair("--plot ", &arguments.plot)}) {
+    RINGSPAN_CHECK(file->empty(), option, *file,
+                   " is of one plan; name --schedule and --shard, and leave --tensor-parallel");
+  }
   const Question asked = arguments.question.question_with(any_shard ? "contiguous" : arguments.question.shard_text(),
                                                           any_schedule ? "ring" : arguments.question.schedule_text());
   PlannerQuestion question{.problem = asked.problem,
@@ -168,6 +173,10 @@ void simulate_one(const SimulateArguments& arguments, const Machine& machine, in
     std::iota(options.steps_of.begin(), options.steps_of.end(), int64_t{0});
     options.steps_of.push_back(arguments.rank);
   }
+  if (!arguments.plot.empty()) {
+    const std::vector<int64_t> shown = pictured_ranks(plan.world());
+    options.steps_of.insert(options.steps_of.end(), shown.begin(), shown.end());
+  }
   const Simulation simulation = simulate(plan, machine, options);
   if (!arguments.trace.empty()) write_file(arguments.trace, chrome_trace(simulation));
   if (arguments.as_json) {
@@ -177,6 +186,9 @@ void simulate_one(const SimulateArguments& arguments, const Machine& machine, in
               << ", exchange " << name_of(exchange) << ", on " << machine.name << ": " << plan.problem().str()
               << "\nmask " << arguments.question.mask_text() << ", shard " << arguments.question.shard_text() << "\n";
     print_simulation(plan, machine, simulation, arguments.rank);
+  }
+  if (!arguments.plot.empty()) {
+    draw_picture(picture_json(plan, simulation, machine, arguments.question.note()), arguments.plot);
   }
   if (!simulation.fits) status = 1;
 }
@@ -207,6 +219,7 @@ void add_simulate(CLI::App& app, int& status) {
       ->delimiter(',');
   verb->add_option("--rank", arguments->rank, "Whose steps are shown")->capture_default_str();
   verb->add_option("--trace", arguments->trace, "Write a timeline that Perfetto opens, of the first 256 ranks at most");
+  verb->add_option("--plot", arguments->plot, "Draw the mask, who holds what, and who computes when (FILE.png)");
   verb->add_flag("--forward-only", arguments->forward_only, "The planner leaves backward out");
   verb->add_flag("--json", arguments->as_json, "Print JSON");
   verb->footer("--schedule auto and --shard auto let the planner choose; status 1: it does not fit in memory");

@@ -12,12 +12,15 @@ from ringspan.attention import attention
 from ringspan.errors import PeerError
 from ringspan.ledger import Ledger
 from ringspan.loss import masked_mean_loss
+from ringspan.machines import Machine
 from ringspan.masks import Mask, bands, causal, chunked, documents, full, prefix, window
 from ringspan.pairs import Alibi, alibi
 from ringspan.plan import Plan, RankPlan, plan
+from ringspan.planner import choose_plan
 from ringspan.rank_mesh import RankMesh, init_groups, rank_mesh
 from ringspan.schedules import double_ring, hybrid
 from ringspan.shard_map import ShardMap
+from ringspan.simulation import Candidate, Choice, Simulation
 from ringspan.stats import Stats
 from ringspan.traffic import Traffic, count_traffic
 
@@ -31,19 +34,24 @@ if torch.distributed.is_available():
 
 __all__ = [
     "Alibi",
+    "Candidate",
+    "Choice",
     "Ledger",
+    "Machine",
     "Mask",
     "PeerError",
     "Plan",
     "RankMesh",
     "RankPlan",
     "ShardMap",
+    "Simulation",
     "Stats",
     "Traffic",
     "alibi",
     "attention",
     "bands",
     "causal",
+    "choose_plan",
     "chunked",
     "count_traffic",
     "disable_cp_dtensor_dispatcher",

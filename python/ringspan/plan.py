@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,14 +15,17 @@ from torch import Tensor
 from ringspan.call import Choices, check_choices, encode_global_call, read_sizes, resolve_scale
 from ringspan.group import Group, name_and_world
 from ringspan.ledger import Ledger
+from ringspan.machines import Machine, check_machine
 from ringspan.masks import Full, Mask
 from ringspan.pairs import PairChoices
 from ringspan.shard_map import ShardMap
+from ringspan.simulation import Simulation, simulation_of
 from ringspan.support import DTYPES
 
 _FULL = Full()
 _DTYPE_NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.float64: "fp64"}
 _WHOLE = -1  # the rank that stands for all ranks
+_MOST_TRACED_RANKS = 256
 
 
 @dataclass(frozen=True)
@@ -98,17 +103,32 @@ class Plan:
     def _ledger_json(self, rank: int) -> str:
         return self._ask(torch.ops.ringspan._ledger_json, rank)
 
-    def simulate(self, machine: Any) -> NoReturn:
-        """Time on a machine. Not offered yet."""
-        raise NotImplementedError("Plan.simulate is not offered yet; to_json() has the steps")
+    def simulate(self, machine: Machine, *, steps_of: Sequence[int] = ()) -> Simulation:
+        """How long the call takes on a machine; the steps of the ranks in `steps_of` are kept. docs/simulator.md."""
+        check_machine(machine)
+        op = torch.ops.ringspan._simulate_json
+        return simulation_of(op(*self._question, machine.to_json(), list(steps_of)))
 
-    def save_trace(self, path: str) -> NoReturn:
-        """A timeline file. Not offered yet."""
-        raise NotImplementedError("Plan.save_trace is not offered yet; to_json() has the steps")
+    def save_trace(self, path: str | os.PathLike[str], machine: Machine | None = None) -> None:
+        """Writes a timeline that Perfetto opens, of the first 256 ranks at most. None stands for Machine.nominal()."""
+        machine = Machine.nominal() if machine is None else machine
+        check_machine(machine)
+        ranks = list(range(min(self.world_size, _MOST_TRACED_RANKS)))
+        trace = torch.ops.ringspan._trace_json(*self._question, machine.to_json(), ranks)
+        Path(path).write_text(trace, encoding="utf-8")
 
-    def plot(self, path: str) -> NoReturn:
-        """A picture of the steps. Not offered yet."""
-        raise NotImplementedError("Plan.plot is not offered yet; str(plan) prints the steps")
+    def plot(self, path: str | os.PathLike[str], machine: Machine | None = None) -> None:
+        """Draws the mask with who holds what, and who computes when; the format is that of the file's name (.png).
+
+        None stands for Machine.nominal(), as the title then says. Needs matplotlib.
+        """
+        machine = Machine.nominal() if machine is None else machine
+        check_machine(machine)
+        text = torch.ops.ringspan._picture_json(*self._question, machine.to_json())
+        # Late: only pictures need matplotlib.
+        from ringspan.picture import draw
+
+        draw(json.loads(text), path)
 
     def _ask(self, op: Any, rank: int) -> Any:
         return op(*self._question, rank)
@@ -145,14 +165,12 @@ def plan(
     PairChoices(attn_mask, bias, softcap, dropout_p).check()
     choices = Choices(mask, shard_map, kv_shard_map, layout, num_heads, scale, schedule, exchange)
     check_choices(choices)
-    if dtype not in _DTYPE_NAMES:
-        raise ValueError(f"dtype is {dtype}; give one of {', '.join(DTYPES)}")
+    dtype_name = name_of_dtype(dtype)
     sizes = read_sizes(tuple(query), tuple(key), tuple(value), layout, num_heads)
     given_map = shard_map or kv_shard_map
     if world_size is None:
         world_size = name_and_world(group)[1] if given_map is None or group is not None else given_map.world_size
-    if world_size < 1:
-        raise ValueError(f"world_size is {world_size}; give the number of ranks, at least 1")
+    check_world_size(world_size)
     spec, tables = encode_global_call(sizes, choices, world_size)
     question = (
         spec,
@@ -161,10 +179,23 @@ def plan(
         sizes.kv_heads,
         sizes.qk_dim,
         sizes.v_dim,
-        _DTYPE_NAMES[dtype],
+        dtype_name,
         resolve_scale(scale, sizes.qk_dim),
         layout,
         schedule,
         exchange,
     )
     return Plan(world_size, question)
+
+
+def name_of_dtype(dtype: torch.dtype) -> str:
+    """What the library calls it. ValueError where it has no such tensors."""
+    if dtype not in _DTYPE_NAMES:
+        raise ValueError(f"dtype is {dtype}; give one of {', '.join(DTYPES)}")
+    return _DTYPE_NAMES[dtype]
+
+
+def check_world_size(world_size: int) -> None:
+    """Raises ValueError for what is no number of ranks."""
+    if world_size < 1:
+        raise ValueError(f"world_size is {world_size}; give the number of ranks, at least 1")

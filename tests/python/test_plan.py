@@ -102,15 +102,12 @@ def test_refusals(changes, pattern):
         rs.plan((1, 4, 32, 8), (1, 2, 32, 8), (1, 2, 32, 8), **changes)
 
 
-def test_ranks_outside_and_methods_not_offered():
+def test_ranks_outside_and_a_bad_softcap():
     plan = rs.plan((1, 4, 32, 8), (1, 2, 32, 8), (1, 2, 32, 8), world_size=2)
     with pytest.raises(ValueError, match=r"rank 2.*2 ranks"):
         plan.rank(2)
     with pytest.raises(ValueError, match=r"rank -1.*2 ranks"):
         plan.ledger().rank(-1)
-    for call in (lambda: plan.simulate(None), lambda: plan.save_trace("x"), lambda: plan.plot("x")):
-        with pytest.raises(NotImplementedError, match="not offered yet"):
-            call()
     with pytest.raises(ValueError, match=r"softcap is -1\.0"):
         rs.plan((1, 4, 32, 8), (1, 2, 32, 8), (1, 2, 32, 8), softcap=-1.0)
 

@@ -1,0 +1,76 @@
+"""`choose_plan`: which schedule, shard map and mesh to run a call with on a machine, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from ringspan.call import Choices, check_choices, encode_global_call, read_sizes, resolve_scale
+from ringspan.machines import Machine, check_machine
+from ringspan.masks import Full, Mask
+from ringspan.plan import check_world_size, name_of_dtype
+from ringspan.schedules import check_schedule
+from ringspan.simulation import Choice, choice_of
+
+_FULL = Full()
+_SHARDS = ("contiguous", "head_tail", "striped", "balanced")
+
+
+def choose_plan(
+    query: Sequence[int],
+    key: Sequence[int],
+    value: Sequence[int],
+    *,
+    world_size: int,
+    machine: Machine,
+    mask: Mask = _FULL,
+    dtype: torch.dtype = torch.float32,
+    layout: str = "BNSD",
+    num_heads: int | None = None,
+    scale: float | None = None,
+    exchange: str = "auto",
+    schedules: Sequence[str] | None = None,
+    shards: Sequence[str] | None = None,
+    tensor_parallel: Sequence[int] = (1,),
+    backward: bool = True,
+) -> Choice:
+    """Simulates every candidate on the machine and ranks them; nothing runs. docs/simulator.md says what is counted.
+
+    query, key, value: sizes of the whole sequences and of all heads, as in `plan`. world_size: all ranks, those of
+    tensor parallelism too. schedules: names as `attention` takes them, None for all that make sense. shards: of
+    contiguous, head_tail, striped, balanced, None for all. tensor_parallel: numbers of neighbouring ranks that split
+    heads. backward: whether it counts. ValueError for bad arguments; a candidate that cannot run is one in the answer.
+    """
+    check_machine(machine)
+    choices = Choices(mask, None, None, layout, num_heads, scale, "auto", exchange)
+    check_choices(choices)
+    check_world_size(world_size)
+    for schedule in schedules or ():
+        check_schedule(schedule)
+    for shard in shards or ():
+        if shard not in _SHARDS:
+            raise ValueError(f"shard is {shard!r}; give some of {', '.join(_SHARDS)}")
+    for ranks in tensor_parallel:
+        if isinstance(ranks, bool) or not isinstance(ranks, int) or ranks < 1:
+            raise ValueError(f"tensor_parallel has {ranks!r}; give numbers of ranks, at least 1")
+    sizes = read_sizes(tuple(query), tuple(key), tuple(value), layout, num_heads)
+    spec, tables = encode_global_call(sizes, choices, world_size)
+    answer = torch.ops.ringspan._choose_json(
+        spec,
+        tables,
+        sizes.q_heads,
+        sizes.kv_heads,
+        sizes.qk_dim,
+        sizes.v_dim,
+        name_of_dtype(dtype),
+        resolve_scale(scale, sizes.qk_dim),
+        layout,
+        list(schedules or ()),
+        exchange,
+        machine.to_json(),
+        list(shards or ()),
+        list(tensor_parallel),
+        backward,
+    )
+    return choice_of(answer)
