@@ -107,10 +107,15 @@ class _Ranks:
             return to_rgb(_PALETTE[rank])
         return to_rgb(self.map(rank / (self.world - 1)))
 
+    def are_mixed(self, held: list[list[int]]) -> bool:
+        """Whether so many ranks hold a cell that their colours would be noise; those of neighbours are all alike."""
+        numbers = [rank for rank, _ in held]
+        return len(held) > _MOST_OWNERS and max(numbers) - min(numbers) > self.world / _MOST_OWNERS
+
     def explain(self, figure: Any, axes: Axes, cells: list[tuple[list[list[int]], int]]) -> None:
         """A legend for few ranks, a bar for many, and what no rank's colour stands for. Cells: owners and size."""
         patches = []
-        if any(len(held) > _MOST_OWNERS for held, _ in cells):
+        if any(self.are_mixed(held) for held, _ in cells):
             patches.append(Patch(color=_SEVERAL, label=f"cell with positions of more than {_MOST_OWNERS} ranks"))
         if any(sum(count for _, count in held) < size for held, size in cells):
             patches.append(Patch(color=_NOBODY, label="held by nobody"))
@@ -119,7 +124,7 @@ class _Ranks:
             patches = [Patch(color=self.colour(rank), label=f"rank {rank}") for rank in range(self.world)] + patches
             figure.legend(handles=patches, loc="outside lower center", ncols=columns)
             return
-        if any(0 < len(held) <= _MOST_OWNERS for held, _ in cells):
+        if any(held and not self.are_mixed(held) for held, _ in cells):
             scale = ScalarMappable(Normalize(0, self.world - 1), self.map)
             bar = figure.colorbar(scale, ax=axes, location="right", fraction=0.04, pad=0.02, aspect=40)
             bar.set_label("rank that holds the position")
@@ -132,7 +137,7 @@ def _lines_of(axis: dict[str, Any], ranks: _Ranks) -> np.ndarray:
     """[cells * _LINES, 3]: the colours of every cell's lines, shared out by its owners' positions."""
     lines = np.empty((len(axis["owners"]), _LINES, 3))
     for cell, (held, size) in enumerate(_cells(axis)):
-        if len(held) > _MOST_OWNERS:
+        if ranks.are_mixed(held):
             lines[cell] = to_rgb(_SEVERAL)
             continue
         ends = np.cumsum([count for _, count in held]) / size
@@ -202,7 +207,7 @@ def _draw_times(figure: Any, picture: dict[str, Any]) -> None:
         axes.set_title(f"{name}: {part['seconds'] * scale:.4g} {unit}{more}", loc="left")
         _label_ranks(axes, picture)
     panels[1].set_xlabel(f"time since the pass began, {unit}")
-    panels[1].set_xlim(0, max(longest * scale, 1e-12) * 1.01)
+    panels[1].set_xlim(0, longest * scale * 1.01 if longest > 0 else 1)
     handles = [
         Patch(color=_COMPUTE, label="computes (shades: steps in turn)"),
         Patch(color=_EXPOSED, label="waits for messages, or copies"),

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import matplotlib as mpl
+import matplotlib.image
 import pytest
 import torch
 from ringspan.machines import KernelSpeed, LinkClass
@@ -230,6 +232,31 @@ def test_the_trace_has_every_computation(tmp_path):
 def test_plans_are_drawn(tmp_path, world, changes):
     causal_plan(world, **changes).plot(tmp_path / "plan.png", rs.Machine.nominal())
     assert (tmp_path / "plan.png").read_bytes().startswith(PNG)
+
+
+def colours_of_the_grid(path: Path) -> list[int]:
+    """How many pixels of the left half have the colours of rank 0, rank 1, and of several ranks."""
+    image = (mpl.image.imread(path)[:, :, :3] * 255).round().astype(int)
+    image = image[: image.shape[0] * 9 // 10, : image.shape[1] * 46 // 100]  # without the legend
+    colours = ((0x00, 0x72, 0xB2), (0xE6, 0x9F, 0x00), (0xA0, 0xA0, 0xA0))
+    return [int((abs(image - colour) <= 1).all(-1).sum()) for colour in colours]
+
+
+def test_areas_are_the_work_of_the_ranks(tmp_path):
+    """Causal on two ranks: half each by head-tail and striped, a quarter and three quarters by contiguous shards."""
+    for name, share in (("head_tail", 0.5), ("striped", 0.5), ("contiguous", 0.25)):
+        smap = getattr(rs.ShardMap, name)(2048, 2)
+        causal_plan(2, shard_map=smap).plot(tmp_path / "plan.png")
+        first, second, several = colours_of_the_grid(tmp_path / "plan.png")
+        assert several < 200  # some of the text's edges
+        # The strips, half of each rank, are a few hundredths of the area.
+        assert first / (first + second) == pytest.approx(share, abs=0.03)
+
+
+def test_cells_of_many_ranks_are_grey_where_their_colours_would_be_noise(tmp_path):
+    for name, is_grey in (("contiguous", False), ("striped", True)):
+        causal_plan(64, shard_map=getattr(rs.ShardMap, name)(2048, 64)).plot(tmp_path / "plan.png")
+        assert (colours_of_the_grid(tmp_path / "plan.png")[2] > 10000) == is_grey
 
 
 def test_the_picture_says_what_it_shows(tmp_path):
