@@ -21,10 +21,32 @@ struct Flight {
   double done = kUnknown;
 };
 
+// The flights of a rank that somebody may still ask for, by number: a ring of slots that only grows.
+class Flights {
+ public:
+  int64_t first() const { return first_; }
+  int64_t end() const { return end_; }
+  Flight& at(int64_t number) { return slots_[number & (std::ssize(slots_) - 1)]; }
+  Flight& add(const Flight& flight) {
+    if (end_ - first_ == std::ssize(slots_)) grow();
+    return at(end_++) = flight;
+  }
+  void drop_first() { ++first_; }
+
+ private:
+  void grow() {
+    std::vector<Flight> old(std::max<size_t>(8, 2 * slots_.size()));
+    old.swap(slots_);
+    for (int64_t number = first_; number < end_; ++number) at(number) = old[number & (std::ssize(old) - 1)];
+  }
+
+  std::vector<Flight> slots_{};  // a power of two of them
+  int64_t first_ = 0, end_ = 0;
+};
+
 // One that its rank has not waited for yet; what the wait asks of it lies here, and not behind a pointer.
 struct OpenFlight {
   int64_t number = 0, needed_by = 0;
-  bool gradients = false;
   double unpack_seconds = 0;
 };
 
@@ -41,13 +63,10 @@ struct RankState {
   double links_free = 0;
   int64_t next_on_links = 0;  // number of the flight
   double beside = 0;          // seconds of messages that no computation or wait has met yet
-  std::deque<Flight> flights{};
-  int64_t first_flight = 0;        // number of flights.front()
-  std::vector<OpenFlight> open{};  // by number, ascending
-  double computing_until = 0;      // on the node's shared clock
+  Flights flights{};
+  std::vector<OpenFlight> open_inputs{}, open_gradients{};  // by number, ascending
+  double computing_until = 0;                               // on the node's shared clock
   RankTimes times{};
-
-  int64_t num_posted() const { return first_flight + static_cast<int64_t>(flights.size()); }
 };
 
 // Ranks of a node that share its processors. Its own clock goes at the speed at which each of them computes.
@@ -188,20 +207,20 @@ class Engine {
 
   // Inputs, or gradients, that step `step` needs.
   bool wait(RankState& rank, int64_t step, bool gradients) {
+    std::vector<OpenFlight>& open = gradients ? rank.open_gradients : rank.open_inputs;
+    if (open.empty()) return true;
     double arrived = rank.now, unpack = 0;
-    const auto is_due = [&](const OpenFlight& open) { return open.gradients == gradients && open.needed_by <= step; };
-    for (const OpenFlight& open : rank.open) {
-      if (!is_due(open)) continue;
-      const Flight& flight = rank.flights[open.number - rank.first_flight];
-      if (flight.done == kUnknown) {
+    for (const OpenFlight& flight : open) {
+      if (flight.needed_by > step) continue;
+      const double done = rank.flights.at(flight.number).done;
+      if (done == kUnknown) {
         rank.is_blocked = true;
         return false;
       }
-      arrived = std::max(arrived, flight.done);
-      unpack += open.unpack_seconds;
+      arrived = std::max(arrived, done);
+      unpack += flight.unpack_seconds;
     }
-    std::erase_if(rank.open, is_due);
-    drop_flights(rank);
+    if (std::erase_if(open, [&](const OpenFlight& flight) { return flight.needed_by <= step; }) > 0) drop_flights(rank);
     const double waited = arrived - rank.now;
     rank.beside = std::max(0.0, rank.beside - waited);
     rank.times.wait_seconds += waited;
@@ -212,10 +231,12 @@ class Engine {
 
   // Those that are waited for and that no peer asks for any more.
   static void drop_flights(RankState& rank) {
-    const int64_t first_open = rank.open.empty() ? rank.num_posted() : rank.open.front().number;
-    while (rank.first_flight < first_open && rank.flights.front().missing == 0) {
-      rank.flights.pop_front();
-      ++rank.first_flight;
+    int64_t first_open = rank.flights.end();
+    for (const auto* open : {&rank.open_inputs, &rank.open_gradients}) {
+      if (!open->empty()) first_open = std::min(first_open, open->front().number);
+    }
+    while (rank.flights.first() < first_open && rank.flights.at(rank.flights.first()).missing == 0) {
+      rank.flights.drop_first();
     }
   }
 
@@ -289,9 +310,9 @@ class Engine {
   void post(int64_t r, RankState& rank, const PostCost& cost) {
     rank.now += cost.pack_seconds;
     rank.times.copy_seconds += cost.pack_seconds;
-    const int64_t number = rank.num_posted();
-    rank.open.push_back({number, cost.needed_by, cost.gradients, cost.unpack_seconds});
-    Flight& flight = rank.flights.emplace_back(Flight{.cost = &cost, .posted = rank.now, .ready = rank.now});
+    const int64_t number = rank.flights.end();
+    (cost.gradients ? rank.open_gradients : rank.open_inputs).push_back({number, cost.needed_by, cost.unpack_seconds});
+    Flight& flight = rank.flights.add({.cost = &cost, .posted = rank.now, .ready = rank.now});
     if (cost.peers.empty() && !waits_for_all_) {
       flight.done = rank.now;
       return;
@@ -333,13 +354,12 @@ class Engine {
     for (const PeerBytes& peer : flight.cost->peers) {
       const int64_t p = peer_rank(rank, peer);
       RankState& other = ranks_[p];
-      const int64_t index = number - other.first_flight;
-      if (index < 0) continue;  // an estimated peer that does not know of this rank
-      if (index >= static_cast<int64_t>(other.flights.size())) {
+      if (number < other.flights.first()) continue;  // an estimated peer that does not know of this rank
+      if (number >= other.flights.end()) {
         ++flight.missing;
         continue;
       }
-      Flight& theirs = other.flights[index];
+      Flight& theirs = other.flights.at(number);
       flight.ready = std::max(flight.ready, theirs.posted);
       theirs.ready = std::max(theirs.ready, flight.posted);
       if (--theirs.missing == 0) take_links(p);
@@ -355,7 +375,7 @@ class Engine {
     flight.missing = 1;
     if (++gathering.ranks < world_) return;
     for (int64_t r = 0; r < world_; ++r) {
-      Flight& theirs = ranks_[r].flights[number - ranks_[r].first_flight];
+      Flight& theirs = ranks_[r].flights.at(number);
       theirs.ready = gathering.ready;
       theirs.missing = 0;
       take_links(r);
@@ -365,9 +385,9 @@ class Engine {
   // The posts of a rank take its links in their order, one after the other: those that are ready now.
   void take_links(int64_t r) {
     RankState& rank = ranks_[r];
-    rank.next_on_links = std::max(rank.next_on_links, rank.first_flight);
-    for (; rank.next_on_links < rank.num_posted(); ++rank.next_on_links) {
-      Flight& flight = rank.flights[rank.next_on_links - rank.first_flight];
+    rank.next_on_links = std::max(rank.next_on_links, rank.flights.first());
+    for (; rank.next_on_links < rank.flights.end(); ++rank.next_on_links) {
+      Flight& flight = rank.flights.at(rank.next_on_links);
       if (flight.done != kUnknown) continue;
       if (flight.missing > 0) break;
       flight.done = std::max(flight.ready, rank.links_free) + flight.seconds;

@@ -37,7 +37,7 @@ struct Simulation {
 struct SimulateOptions {
   Exchange exchange = Exchange::kAllToAll;
   // Worlds of more ranks are estimated from about this many, spread evenly.
-  int64_t most_ranks_built = 32;
+  int64_t most_ranks_built = 16;
   std::vector<int64_t> steps_of{};  // ranks whose steps are kept (RankTimes::steps)
 };
 

@@ -121,10 +121,19 @@ class InvariantTest : public ::testing::TestWithParam<Isa> {
   }
 };
 
+// A sanitizer makes kernels many times slower and sees the same code in a part of the cases.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr bool kIsSanitized = true;
+#else
+constexpr bool kIsSanitized = false;
+#endif
+
 TEST_P(InvariantTest, NoSplitChangesABit) {
   const bool is_best = GetParam() == available_isas().back();
   for (const MaskCase& mask : masks()) {
     for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16, DType::kF64}) {
+      const bool is_main = dtype == DType::kF32 || dtype == DType::kBF16;
+      if (!is_main && (!is_best || kIsSanitized)) continue;
       SCOPED_TRACE(mask.name);
       const Problem p = problem_of(dtype);
       RingInputs in = test::random_inputs(31, p);
@@ -132,7 +141,7 @@ TEST_P(InvariantTest, NoSplitChangesABit) {
       const RingResults want = run(p, in, mask.mask, ShardMap::contiguous(kLength, 1));
       if (dtype == DType::kF32) expect_close(want, expected_of(p, in, mask.keep), 1e-5, 5e-5);
       expect_same(run(p, in, mask.mask, ShardMap::contiguous(kLength, 1), 2), want);
-      expect_invariant(p, in, mask.mask, want, is_best && (dtype == DType::kF32 || dtype == DType::kBF16));
+      expect_invariant(p, in, mask.mask, want, is_best && is_main && !kIsSanitized);
       if (HasFailure()) return;
     }
   }
