@@ -23,7 +23,9 @@ import ringspan as rs
 _LOCAL_THREADS = 2
 _EXCHANGES = ("all_to_all", "p2p")
 # Those of two ranks; forward of q_ring is the ring's. Hybrids and double rings need four.
-_SCHEDULES = {False: ("ring", "gather", "ulysses", "pruned"), True: ("ring", "gather", "ulysses", "pruned", "q_ring")}
+_FORWARD_SCHEDULES = ("ring", "gather", "ulysses", "pruned", "invariant")
+# In backward, Q may go round too.
+_SCHEDULES = {False: _FORWARD_SCHEDULES, True: (*_FORWARD_SCHEDULES[:4], "q_ring", "invariant")}
 
 Side = Callable[[], tuple[Tensor, ...]]
 

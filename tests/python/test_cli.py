@@ -66,7 +66,7 @@ def test_verify_of_all_schedules(terms: list[str]) -> None:
     done = run(*question)
     assert done.returncode == 0, done.stdout + done.stderr
     lines = done.stdout.splitlines()
-    names = ["ring", "gather", "ulysses", "pruned", "q_ring", "hybrid:2", "double_ring:2"]
+    names = ["ring", "gather", "ulysses", "pruned", "q_ring", "invariant", "hybrid:2", "double_ring:2"]
     assert [name for name in names if any(line.startswith(name + " ") for line in lines)] == names
     assert lines[-1] == "verified"
     assert done.stderr == ""

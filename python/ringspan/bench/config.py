@@ -18,7 +18,7 @@ MODES = ("cp_attention",)
 MASKS = ("full", "causal")
 BACKENDS = ("auto", "gloo", "nccl")
 EXCHANGES = ("all_to_all", "p2p", "all_gather")
-SCHEDULES = ("gather", "ulysses", "pruned", "q_ring")  # beside the ring, for any number of ranks
+SCHEDULES = ("gather", "ulysses", "pruned", "q_ring", "invariant")  # beside the ring, for any number of ranks
 SCHEDULE_EXCHANGE = "all_to_all"  # of every schedule beside the ring
 BATCH = 1
 _MAX_TEXT = 200  # characters of a label; it also has to fit into a table
@@ -134,7 +134,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--schedules",
         default="ring",
         metavar="NAMES",
-        help="ring, and beside it: gather, ulysses, pruned, q_ring, hybrid:UxR, double_ring:IxO, with commas; or all",
+        help="ring, and beside it: gather, ulysses, pruned, q_ring, invariant, hybrid:UxR, double_ring:IxO, or all",
     )
     add("--seed", type=int, default=0, metavar="N", help="of the random input (%(default)s)")
     return parser

@@ -30,6 +30,7 @@ _COLOURS = {
     "ulysses": "#d6486b",
     "pruned": "#4f9d3a",
     "q_ring": "#6a5acd",
+    "invariant": "#708090",
     "hybrid": "#e08a7d",
     "double_ring": "#3fb6d9",
 }
