@@ -50,9 +50,12 @@ def _name_of(world: int, workload: check.Workload) -> str:
 
 
 def _time(name: str, settings: Settings) -> dict[str, Any]:
-    schedule: Any = name.rsplit("/", 1)[1]
-    schedule = {"hybrid": rs.hybrid(ulysses=8), "double_ring": rs.double_ring(inner=8)}.get(schedule, schedule)
     world, seq_len = (64, 1 << 18) if settings.quick else (4096, 1 << 24)
+    schedule = name.rsplit("/", 1)[1]
+    if schedule == "hybrid":
+        schedule = rs.hybrid(ulysses=8, ring=world // 8)
+    if schedule == "double_ring":
+        schedule = rs.double_ring(inner=8, outer=world // 8)
     shapes = [(1, heads, seq_len, 128) for heads in (64, 8, 8)]
     smap = rs.ShardMap.head_tail(seq_len, world)
     plan = rs.plan(*shapes, dtype=torch.bfloat16, mask=rs.causal(), shard_map=smap, schedule=schedule)
