@@ -180,7 +180,7 @@ def test_every_schedule_is_attention_and_measured(pool, world):
     from ringspan.bench.result import faults_of
 
     schedules = schedules_of(world)
-    assert len(schedules) == {1: 4, 2: 4, 4: 6}[world]
+    assert len(schedules) == {1: 5, 2: 5, 4: 7}[world]
     sizes = SIZES["causal"] | {"schedules": schedules}
     for errors in pool.run("test_cp_benchmark:paths_against_oracle", world, sizes=sizes):
         assert list(errors)[6:] == [f"{schedule}_all_to_all" for schedule in schedules]
