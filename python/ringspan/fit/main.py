@@ -29,7 +29,7 @@ def main(arguments: Sequence[str]) -> int:
         description = _describe(options, results)
         options.out.parent.mkdir(parents=True, exist_ok=True)
         options.out.write_text(json.dumps(description, indent=2) + "\n")
-        Console(stderr=True).print(f"wrote {options.out}", highlight=False)
+        print(f"wrote {options.out}")
         return check.run(description, options.check) if options.check else 0
     except launch.RankFailed as failure:
         print(f"ringspan fit: {failure}", file=sys.stderr)
