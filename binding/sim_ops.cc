@@ -28,23 +28,15 @@ string machine_json(string text) {
   return translate_errors([&] { return to_json(machine_from_json(text)); });
 }
 
-string simulate_json(at::IntArrayRef spec, at::TensorList tables, int64_t q_heads, int64_t kv_heads, int64_t qk_dim,
-                     int64_t v_dim, string dtype, double scale, string layout, string schedule, string exchange,
-                     string machine, at::IntArrayRef steps_of) {
+// What `Answer` writes of the simulation.
+template <string (*Answer)(const Simulation&)>
+string simulated(at::IntArrayRef spec, at::TensorList tables, int64_t q_heads, int64_t kv_heads, int64_t qk_dim,
+                 int64_t v_dim, string dtype, double scale, string layout, string schedule, string exchange,
+                 string machine, at::IntArrayRef steps_of) {
   return translate_errors([&] {
     const PlanQuestion question =
         ask_plan(spec, tables, q_heads, kv_heads, qk_dim, v_dim, dtype, scale, layout, schedule, exchange);
-    return to_json(simulate_question(question, machine_from_json(machine), steps_of.vec()));
-  });
-}
-
-string trace_json(at::IntArrayRef spec, at::TensorList tables, int64_t q_heads, int64_t kv_heads, int64_t qk_dim,
-                  int64_t v_dim, string dtype, double scale, string layout, string schedule, string exchange,
-                  string machine, at::IntArrayRef steps_of) {
-  return translate_errors([&] {
-    const PlanQuestion question =
-        ask_plan(spec, tables, q_heads, kv_heads, qk_dim, v_dim, dtype, scale, layout, schedule, exchange);
-    return chrome_trace(simulate_question(question, machine_from_json(machine), steps_of.vec()));
+    return Answer(simulate_question(question, machine_from_json(machine), steps_of.vec()));
   });
 }
 
@@ -85,8 +77,8 @@ string choose_json(at::IntArrayRef spec, at::TensorList tables, int64_t q_heads,
 TORCH_LIBRARY_FRAGMENT(ringspan, m) {
   const string plan(kPlanArguments);
   m.def("_machine_json(str machine) -> str", &machine_json);
-  m.def(("_simulate_json(" + plan + ", str machine, int[] steps_of) -> str").c_str(), &simulate_json);
-  m.def(("_trace_json(" + plan + ", str machine, int[] steps_of) -> str").c_str(), &trace_json);
+  m.def(("_simulate_json(" + plan + ", str machine, int[] steps_of) -> str").c_str(), &simulated<to_json>);
+  m.def(("_trace_json(" + plan + ", str machine, int[] steps_of) -> str").c_str(), &simulated<chrome_trace>);
   m.def(("_picture_json(" + plan + ", str machine) -> str").c_str(), &picture_json_of);
   m.def(
       "_choose_json(SymInt[] spec, Tensor[] tables, int q_heads, int kv_heads, int qk_dim, int v_dim, str dtype, "

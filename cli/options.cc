@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "ringspan/base/error.h"
+#include "ringspan/shard/named_map.h"
 
 namespace ringspan::cli {
 namespace {
@@ -158,10 +159,7 @@ MaskSpec parse_mask(const std::string& text, int64_t q_len, int64_t kv_len) {
 }
 
 ShardMap parse_shard(const std::string& text, const MaskSpec& mask, int64_t seq_len, int64_t world) {
-  if (text == "contiguous") return ShardMap::contiguous(seq_len, world);
-  if (text == "head_tail") return ShardMap::head_tail(seq_len, world);
-  if (text == "striped") return ShardMap::striped(seq_len, world);
-  if (text == "balanced") return ShardMap::balanced(mask, world);
+  if (const std::optional<ShardMap> named = shard_map_named(text, mask, seq_len, world)) return *named;
   constexpr std::string_view kDocuments = "per_document:", kLengths = "lengths:";
   if (text.starts_with(kDocuments)) {
     return ShardMap::per_document(numbers_of(text.substr(kDocuments.size()), text), world, seq_len);

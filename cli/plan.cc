@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 
+#include "ringspan/plan/work.h"
 #include "ringspan/sim/picture.h"
 
 #include "cli/options.h"
@@ -47,15 +48,9 @@ std::string owner_of(const Step& step, const Operand& operand) {
   return operand.owner == kSeveral ? "several" : std::to_string(operand.owner);
 }
 
-int64_t pairs_of(const Step& step) {
-  int64_t pairs = 0;
-  for (const Tile& tile : step.tiles) pairs += count_pairs(tile);
-  return pairs;
-}
-
 int64_t pairs_of(const std::vector<Step>& steps) {
   int64_t pairs = 0;
-  for (const Step& step : steps) pairs += pairs_of(step);
+  for (const Step& step : steps) pairs += kept_pairs(step);
   return pairs;
 }
 
@@ -65,7 +60,7 @@ void print_steps(const RankPlan& part, const char* name, const std::vector<Step>
     std::cout << std::setw(4) << (is_first ? std::to_string(part.rank) : "") << "  " << std::left << std::setw(9)
               << (is_first ? name : "") << std::right << std::setw(4) << step.step << std::setw(9)
               << owner_of(step, step.q) << std::setw(9) << owner_of(step, step.kv) << std::setw(8) << step.tiles.size()
-              << std::setw(16) << pairs_of(step) << std::setw(16) << sent_bytes(step, part) << "\n";
+              << std::setw(16) << kept_pairs(step) << std::setw(16) << sent_bytes(step, part) << "\n";
   }
 }
 

@@ -23,7 +23,7 @@ from ringspan.simulation import Simulation, simulation_of
 from ringspan.support import DTYPES
 
 _FULL = Full()
-_DTYPE_NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.float64: "fp64"}
+DTYPE_NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.float64: "fp64"}
 _WHOLE = -1  # the rank that stands for all ranks
 _MOST_TRACED_RANKS = 256
 
@@ -190,9 +190,9 @@ def plan(
 
 def name_of_dtype(dtype: torch.dtype) -> str:
     """What the library calls it. ValueError where it has no such tensors."""
-    if dtype not in _DTYPE_NAMES:
+    if dtype not in DTYPE_NAMES:
         raise ValueError(f"dtype is {dtype}; give one of {', '.join(DTYPES)}")
-    return _DTYPE_NAMES[dtype]
+    return DTYPE_NAMES[dtype]
 
 
 def check_world_size(world_size: int) -> None:

@@ -6,6 +6,7 @@
 
 #include "ringspan/base/error.h"
 #include "ringspan/ledger/peak.h"
+#include "ringspan/plan/work.h"
 
 namespace ringspan {
 namespace {
@@ -26,17 +27,13 @@ void add_sent(std::vector<SentTensor>& sent, Payload payload, int64_t bytes) {
   }
 }
 
-int64_t pairs_of(const Step& step) {
-  return sum_of(step.tiles, [](const Tile& tile) { return count_pairs(tile); });
-}
-
 class PassCounter {
  public:
   PassCounter(const RankPlan& part, std::optional<Exchange> exchange, bool backward)
       : part_(part), exchange_(exchange), backward_(backward) {}
 
   StepLedger count(const Step& step) const {
-    StepLedger ledger{.step = step.step, .kept_pairs = pairs_of(step)};
+    StepLedger ledger{.step = step.step, .kept_pairs = ringspan::kept_pairs(step)};
     ledger.flops = ledger.kept_pairs * part_.num_q_heads() * flops_per_pair(step);
     if (exchange_ != Exchange::kAllGather) {
       add_list(step.before, ledger);
@@ -78,11 +75,9 @@ class PassCounter {
   }
 
   void add_gather(StepLedger& ledger) const {
-    const Problem& p = part_.problem;
-    const int64_t longest = *std::max_element(part_.kv_rows.begin(), part_.kv_rows.end());
-    const int64_t rows = (part_.world - 1) * p.batch * p.kv_heads * longest * size_of(p.dtype);
-    add_sent(ledger.sent, Payload::kK, rows * p.qk_dim);
-    add_sent(ledger.sent, Payload::kV, rows * p.v_dim);
+    for (const Payload payload : {Payload::kK, Payload::kV}) {
+      add_sent(ledger.sent, payload, (part_.world - 1) * detail::padded_shard_bytes(part_, payload));
+    }
     ledger.messages += 1;
   }
 

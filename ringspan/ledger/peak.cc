@@ -96,9 +96,7 @@ class Replay {
 
   // All K/V, and a padded copy of this rank's until they have come.
   void gather() {
-    const Problem& p = part_.problem;
-    const int64_t longest = *std::max_element(part_.kv_rows.begin(), part_.kv_rows.end());
-    const int64_t shard = p.batch * p.kv_heads * longest * (p.qk_dim + p.v_dim) * size_of(p.dtype);
+    const int64_t shard = padded_shard_bytes(part_, Payload::kK) + padded_shard_bytes(part_, Payload::kV);
     flights_.push_back({.needed_by = 1, .copies = {memory_.allocate(shard)}});
     memory_.allocate(shard * part_.world);
   }
@@ -271,6 +269,12 @@ int64_t sum_bytes(const RankPlan& part) { return size_of(accumulator_of(part.pro
 bool sums_apart(const RankPlan& part) { return part.problem.dtype != accumulator_of(part.problem.dtype); }
 
 }  // namespace
+
+int64_t padded_shard_bytes(const RankPlan& part, Payload payload) {
+  const PayloadSize size = size_of(payload, part.problem);
+  const int64_t longest = *std::max_element(part.kv_rows.begin(), part.kv_rows.end());
+  return size.batch * size.heads * longest * size.dim * size.element_bytes;
+}
 
 int64_t forward_peak_bytes(const RankPlan& part, std::optional<Exchange> exchange) {
   const Problem& p = part.problem;

@@ -4,15 +4,10 @@
 
 #include "ringspan/base/error.h"
 #include "ringspan/plan/plan.h"
+#include "ringspan/plan/work.h"
 
 namespace ringspan {
 namespace {
-
-int64_t count_pairs_of(const Step& step) {
-  int64_t pairs = 0;
-  for (const Tile& tile : step.tiles) pairs += count_pairs(tile);
-  return pairs;
-}
 
 // "3[1]" or "several[1]": whose rows, in which slot.
 std::string describe(const Operand& operand) {
@@ -62,7 +57,7 @@ void write_steps(std::ostringstream& text, const char* name, const std::vector<S
     if (step.computes) {
       text << "  q of " << describe(step.q) << "  kv of " << describe(step.kv);
       if (has_gradients) text << "  dq " << gradient(step.dq) << "  dkv " << gradient(step.dkv);
-      text << "  tiles " << std::setw(4) << step.tiles.size() << "  pairs " << std::setw(10) << count_pairs_of(step);
+      text << "  tiles " << std::setw(4) << step.tiles.size() << "  pairs " << std::setw(10) << kept_pairs(step);
     } else {
       text << "  computes nothing";
     }

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "ringspan/ledger/ledger.h"
+#include "ringspan/ledger/peak.h"
 
 namespace ringspan::detail {
 namespace {
@@ -94,9 +95,7 @@ class CostWriter {
 
   // Every shard padded to the longest, to and from everybody.
   PostCost gather_cost() const {
-    const Problem& p = part_.problem;
-    const int64_t longest = *std::max_element(part_.kv_rows.begin(), part_.kv_rows.end());
-    const int64_t shard = p.batch * p.kv_heads * longest * (p.qk_dim + p.v_dim) * size_of(p.dtype);
+    const int64_t shard = padded_shard_bytes(part_, Payload::kK) + padded_shard_bytes(part_, Payload::kV);
     PostCost cost{.needed_by = 1, .pack_seconds = copy_seconds(shard)};
     for (int64_t peer = 0; peer < part_.world; ++peer) {
       if (peer != part_.rank) cost.peers.push_back({peer, shard, shard});

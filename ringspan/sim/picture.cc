@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "ringspan/base/error.h"
+#include "ringspan/plan/work.h"
 #include "ringspan/shape/division.h"
 
 namespace ringspan {
@@ -155,11 +156,7 @@ std::string picture_json(const Plan& plan, const std::string& note) {
   for (const int64_t rank : pictured_ranks(plan.world())) {
     const RankPlan part = plan.rank(rank);
     Json steps = Json::array();
-    for (const Step& step : part.forward) {
-      int64_t pairs = 0;
-      for (const Tile& tile : step.tiles) pairs += count_pairs(tile);
-      steps.push_back(pairs * part.num_q_heads());
-    }
+    for (const Step& step : part.forward) steps.push_back(kept_pairs(step) * part.num_q_heads());
     json["pairs"].push_back(std::move(steps));
   }
   return json.dump();

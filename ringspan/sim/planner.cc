@@ -6,6 +6,7 @@
 #include <sstream>
 
 #include "ringspan/base/error.h"
+#include "ringspan/shard/named_map.h"
 
 namespace ringspan {
 namespace {
@@ -13,12 +14,9 @@ namespace {
 constexpr double kGiB = 1024.0 * 1024 * 1024;
 
 ShardMap map_named(const std::string& name, const MaskSpec& mask, int64_t seq_len, int64_t world) {
-  if (name == "contiguous") return ShardMap::contiguous(seq_len, world);
-  if (name == "head_tail") return ShardMap::head_tail(seq_len, world);
-  if (name == "striped") return ShardMap::striped(seq_len, world);
-  RINGSPAN_CHECK(name == "balanced", "planner: shard \"", name,
-                 "\" is unknown; use contiguous, head_tail, striped or balanced");
-  return ShardMap::balanced(mask, world);
+  std::optional<ShardMap> map = shard_map_named(name, mask, seq_len, world);
+  RINGSPAN_CHECK(map, "planner: shard \"", name, "\" is unknown; use contiguous, head_tail, striped or balanced");
+  return *std::move(map);
 }
 
 // Teams of as many ranks as have heads; nodes as the machine has them. "invariant" is for equal bits, not for speed.
@@ -106,7 +104,8 @@ class Planner {
     const Problem problem = problem_of(candidate.tensor_parallel);
     try {
       const ShardMap q_map = map_named(candidate.shard, question_.mask, problem.q_len, world);
-      const ShardMap kv_map = map_named(candidate.shard, question_.mask, problem.kv_len, world);
+      const ShardMap kv_map =
+          problem.kv_len == problem.q_len ? q_map : map_named(candidate.shard, question_.mask, problem.kv_len, world);
       const Plan plan =
           build_plan(problem, question_.mask, q_map, kv_map, candidate.schedule, route_of(question_.exchange, world));
       simulate_into(candidate, plan);

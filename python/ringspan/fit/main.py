@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 
 from ringspan import machine as this_machine
@@ -90,8 +91,6 @@ def _measure(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def _backend() -> str:
-    import torch
-
     return "nccl" if torch.cuda.is_available() else "gloo"
 
 
@@ -114,7 +113,5 @@ def _describe(options: argparse.Namespace, results: list[dict[str, Any]]) -> dic
 def _memory_of_rank(backend: str, ranks: int) -> int:
     """Bytes that a rank has: of its device, else an equal part of what the system has free."""
     if backend == "nccl":
-        import torch
-
         return torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // ranks

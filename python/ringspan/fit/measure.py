@@ -17,6 +17,7 @@ from torch import Tensor
 
 import ringspan as rs
 from ringspan.fit.clock import Clock
+from ringspan.plan import DTYPE_NAMES
 
 _HEADS = 4
 _SMALL, _LARGE = 4 << 10, 8 << 20
@@ -33,7 +34,7 @@ class Request:
     repeats: int = 7
 
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64}
+DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 
 
 def measure(group: dist.ProcessGroup, request: Request) -> Iterator[dict[str, Any]]:
