@@ -47,27 +47,26 @@ class TemporaryFile {
   std::string path_;
 };
 
-}  // namespace
-
-void become_module(const std::string& module, const std::vector<std::string>& arguments) {
-  std::vector<std::string> words = {find_python(), "-m", module};
-  words.insert(words.end(), arguments.begin(), arguments.end());
+// Becomes Python with these arguments; `purpose` needs it.
+[[noreturn]] void become_python(std::vector<std::string> words, const std::string& purpose) {
+  words.insert(words.begin(), find_python());
   std::vector<char*> pointers;
   for (std::string& word : words) pointers.push_back(word.data());
   pointers.push_back(nullptr);
   std::cout.flush();
   execvp(pointers[0], pointers.data());
-  throw Error(concat("cannot start ", words[0], " (", std::strerror(errno), "); ", module,
+  throw Error(concat("cannot start ", words[0], " (", std::strerror(errno), "); ", purpose,
                      " needs Python with the ringspan package: pip install ringspan"));
 }
 
-int run_module(const std::string& module, const std::vector<std::string>& arguments) {
+// The exit status of Python with these arguments.
+int run_python(const std::vector<std::string>& words, const std::string& purpose) {
   std::cout.flush();
   const pid_t child = fork();
-  RINGSPAN_CHECK(child >= 0, "cannot start a process for ", module, " (", std::strerror(errno), ")");
+  RINGSPAN_CHECK(child >= 0, "cannot start a process for ", purpose, " (", std::strerror(errno), ")");
   if (child == 0) {
     try {
-      become_module(module, arguments);
+      become_python(words, purpose);
     } catch (const Error& fault) {
       std::cerr << "ringspan: " << fault.what() << std::endl;
     }
@@ -79,9 +78,26 @@ int run_module(const std::string& module, const std::vector<std::string>& argume
   return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
 }
 
+// Runs ringspan/picture.py as a file. As a module it would bring the package along, whose import of torch takes seconds.
+constexpr const char* kDrawPicture = R"(
+import importlib.util, pathlib, runpy, sys
+package = importlib.util.find_spec("ringspan")
+if package is None or package.origin is None:
+    sys.exit("pictures need the Python package ringspan, which " + sys.executable + " does not have")
+runpy.run_path(str(pathlib.Path(package.origin).with_name("picture.py")), run_name="__main__")
+)";
+
+}  // namespace
+
+void become_module(const std::string& module, const std::vector<std::string>& arguments) {
+  std::vector<std::string> words = {"-m", module};
+  words.insert(words.end(), arguments.begin(), arguments.end());
+  become_python(std::move(words), module);
+}
+
 void draw_picture(const std::string& picture, const std::string& file) {
   const TemporaryFile json(picture);
-  const int status = run_module("ringspan.picture", {json.path(), file});
+  const int status = run_python({"-c", kDrawPicture, json.path(), file}, "--plot");
   RINGSPAN_CHECK(status == 0, "--plot ", file, ": drawing it ended with status ", status, "; see above");
 }
 

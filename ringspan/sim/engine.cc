@@ -56,7 +56,7 @@ struct RankState {
   const PassCost* cost = nullptr;
   int64_t shift = 0;  // from the rank that stands for this one
   int64_t node = 0;
-  size_t step = 0;
+  int64_t step = 0;
   Phase phase = Phase::kInputs;
   double now = 0;
   bool is_blocked = false, keeps_steps = false;
@@ -160,20 +160,20 @@ class Engine {
 
   // False where the rank is blocked; it then does the phase again once something has arrived.
   bool take_phase(int64_t r, RankState& rank) {
-    if (rank.step == rank.cost->steps.size()) return take_end(rank);
-    const StepCost& step = rank.cost->steps[rank.step];
+    if (rank.step == rank.cost->num_steps()) return take_end(rank);
+    const StepCost& step = rank.cost->step(rank.step);
     switch (rank.phase) {
       case Phase::kInputs:
-        if (rank.keeps_steps && (rank.times.steps.empty() || rank.times.steps.back().step != step.step)) {
-          rank.times.steps.push_back({step.step, rank.now, rank.now, rank.now, rank.now});
+        if (rank.keeps_steps && (rank.times.steps.empty() || rank.times.steps.back().step != rank.step)) {
+          rank.times.steps.push_back({rank.step, rank.now, rank.now, rank.now, rank.now});
         }
-        if (!wait(rank, step.step, false)) return false;
+        if (!wait(rank, false)) return false;
         post_all(r, rank, step.before, step.copy_before_seconds);
         rank.phase = Phase::kCompute;
         return true;
       case Phase::kCompute: return take_compute(r, rank, step);
       case Phase::kAfter:
-        if (!wait(rank, step.step, true)) return false;
+        if (!wait(rank, true)) return false;
         post_all(r, rank, step.after, step.copy_after_seconds);
         if (rank.keeps_steps) rank.times.steps.back().end = rank.now;
         ++rank.step;
@@ -187,7 +187,7 @@ class Engine {
 
   bool take_compute(int64_t r, RankState& rank, const StepCost& step) {
     const double before = rank.now;
-    if (step.adds_in_place && !wait(rank, step.step, true)) return false;
+    if (step.adds_in_place && !wait(rank, true)) return false;
     if (shares_ && rank.now > before) return true;  // it begins once the time has come
     if (step.computes) {
       begin_compute(r, rank, step);
@@ -198,20 +198,19 @@ class Engine {
   }
 
   bool take_end(RankState& rank) {
-    const auto end = static_cast<int64_t>(rank.step);
-    if (!wait(rank, end, false) || !wait(rank, end, true)) return false;
+    if (!wait(rank, false) || !wait(rank, true)) return false;
     rank.times.end = rank.now;
     rank.phase = Phase::kDone;
     return true;
   }
 
-  // Inputs, or gradients, that step `step` needs.
-  bool wait(RankState& rank, int64_t step, bool gradients) {
+  // Inputs, or gradients, that the rank's step needs.
+  bool wait(RankState& rank, bool gradients) {
     std::vector<OpenFlight>& open = gradients ? rank.open_gradients : rank.open_inputs;
     if (open.empty()) return true;
     double arrived = rank.now, unpack = 0;
     for (const OpenFlight& flight : open) {
-      if (flight.needed_by > step) continue;
+      if (flight.needed_by > rank.step) continue;
       const double done = rank.flights.at(flight.number).done;
       if (done == kUnknown) {
         rank.is_blocked = true;
@@ -220,7 +219,7 @@ class Engine {
       arrived = std::max(arrived, done);
       unpack += flight.unpack_seconds;
     }
-    if (std::erase_if(open, [&](const OpenFlight& flight) { return flight.needed_by <= step; }) > 0) drop_flights(rank);
+    if (std::erase_if(open, [&](const OpenFlight& flight) { return flight.needed_by <= rank.step; }) > 0) drop_flights(rank);
     const double waited = arrived - rank.now;
     rank.beside = std::max(0.0, rank.beside - waited);
     rank.times.wait_seconds += waited;
@@ -311,7 +310,8 @@ class Engine {
     rank.now += cost.pack_seconds;
     rank.times.copy_seconds += cost.pack_seconds;
     const int64_t number = rank.flights.end();
-    (cost.gradients ? rank.open_gradients : rank.open_inputs).push_back({number, cost.needed_by, cost.unpack_seconds});
+    std::vector<OpenFlight>& open = cost.gradients ? rank.open_gradients : rank.open_inputs;
+    open.push_back({number, rank.step + cost.needed_after, cost.unpack_seconds});
     Flight& flight = rank.flights.add({.cost = &cost, .posted = rank.now, .ready = rank.now});
     if (cost.peers.empty() && !waits_for_all_) {
       flight.done = rank.now;

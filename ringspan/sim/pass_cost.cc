@@ -21,15 +21,15 @@ class CostWriter {
     PassCost pass;
     for (size_t s = 0; s < steps.size(); ++s) {
       const Step& step = steps[s];
-      StepCost cost{.step = step.step, .computes = step.computes && !step.tiles.empty()};
+      StepCost cost{.computes = step.computes && !step.tiles.empty()};
       cost.adds_in_place = backward && step.q.slot == kOwnSlot;
       if (cost.computes) cost.seconds = compute_seconds(step, ledger.steps[s].flops, backward);
       cost.copy_before_seconds = local_seconds(step.before);
       cost.copy_after_seconds = local_seconds(step.after);
-      cost.before = costs_of(step.before);
+      cost.before = costs_of(step.before, step.step);
       if (gathers() && step.step == 0) cost.before.push_back(gather_cost());
-      cost.after = costs_of(step.after);
-      pass.steps.push_back(std::move(cost));
+      cost.after = costs_of(step.after, step.step);
+      pass.add(std::move(cost));
     }
     return pass;
   }
@@ -54,16 +54,16 @@ class CostWriter {
     return copy_seconds(bytes);
   }
 
-  std::vector<PostCost> costs_of(const std::vector<Transfer>& transfers) const {
+  std::vector<PostCost> costs_of(const std::vector<Transfer>& transfers, int64_t step) const {
     std::vector<PostCost> costs;
     for (const Post& post : posts_of(transfers, part_.problem)) {
-      if (!(gathers() && !post.gradients)) costs.push_back(cost_of_post(post));
+      if (!(gathers() && !post.gradients)) costs.push_back(cost_of_post(post, step));
     }
     return costs;
   }
 
-  PostCost cost_of_post(const Post& post) const {
-    PostCost cost{.needed_by = post.needed_by, .gradients = post.gradients};
+  PostCost cost_of_post(const Post& post, int64_t step) const {
+    PostCost cost{.needed_after = post.needed_by - step, .gradients = post.gradients};
     for (const Transfer* t : post.transfers) {
       const int64_t bytes = bytes_of(*t, part_.problem);
       const bool sends = t->src == part_.rank;
@@ -96,7 +96,7 @@ class CostWriter {
   // Every shard padded to the longest, to and from everybody.
   PostCost gather_cost() const {
     const int64_t shard = padded_shard_bytes(part_, Payload::kK) + padded_shard_bytes(part_, Payload::kV);
-    PostCost cost{.needed_by = 1, .pack_seconds = copy_seconds(shard)};
+    PostCost cost{.needed_after = 1, .pack_seconds = copy_seconds(shard)};
     for (int64_t peer = 0; peer < part_.world; ++peer) {
       if (peer != part_.rank) cost.peers.push_back({peer, shard, shard});
     }
@@ -126,6 +126,15 @@ int64_t tensor_bytes(const RankPlan& part) {
 }
 
 }  // namespace
+
+void PassCost::add(StepCost cost) {
+  // Kinds come back soon or not at all.
+  constexpr size_t kLookedAt = 32;
+  const size_t first = kinds_.size() - std::min(kLookedAt, kinds_.size());
+  const auto found = std::find(kinds_.begin() + static_cast<int64_t>(first), kinds_.end(), cost);
+  kind_of_.push_back(static_cast<size_t>(found - kinds_.begin()));
+  if (found == kinds_.end()) kinds_.push_back(std::move(cost));
+}
 
 RankCost cost_of(const RankPlan& part, Exchange exchange, const Machine& machine, bool keeps_silent_peers) {
   const CostWriter writer(part, exchange, machine, keeps_silent_peers);
