@@ -78,7 +78,7 @@ int run_python(const std::vector<std::string>& words, const std::string& purpose
   return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
 }
 
-// Runs ringspan/picture.py as a file. As a module it would bring the package along, whose import of torch takes seconds.
+// Runs ringspan/picture.py as a file. As a module it would bring the package along, and with it torch: seconds.
 constexpr const char* kDrawPicture = R"(
 import importlib.util, pathlib, runpy, sys
 package = importlib.util.find_spec("ringspan")

@@ -5,11 +5,13 @@ q, k, v = (smap.shard(t, rank, dim=2) for t in (q, k, v))
 out = rs.attention(q, k, v, mask=rs.causal(), shard_map=smap, group=group)
 """
 
-import torch.distributed
+import importlib
+from typing import TYPE_CHECKING, Any
 
 import ringspan._ops  # noqa: F401  loads the library and registers its rules
 from ringspan.attention import attention
 from ringspan.errors import PeerError
+from ringspan.importing import when_imported
 from ringspan.ledger import Ledger
 from ringspan.loss import masked_mean_loss
 from ringspan.machines import Machine
@@ -24,13 +26,9 @@ from ringspan.simulation import Candidate, Choice, Simulation
 from ringspan.stats import Stats
 from ringspan.traffic import Traffic, count_traffic
 
-if torch.distributed.is_available():
-    from ringspan.dtensor import contract, sdpa_hook
+if TYPE_CHECKING:
     from ringspan.dtensor.dispatcher import disable_cp_dtensor_dispatcher, enable_cp_dtensor_dispatcher
     from ringspan.dtensor.sdpa_hook import sdpa
-
-    contract.register()
-    sdpa_hook.register()
 
 __all__ = [
     "Alibi",
@@ -68,3 +66,32 @@ __all__ = [
     "sdpa",
     "window",
 ]
+
+# What needs DTensors is imported when it is first asked for.
+_ON_DTENSORS = {
+    "disable_cp_dtensor_dispatcher": "dispatcher",
+    "enable_cp_dtensor_dispatcher": "dispatcher",
+    "sdpa": "sdpa_hook",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _ON_DTENSORS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = getattr(importlib.import_module(f"ringspan.dtensor.{_ON_DTENSORS[name]}"), name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+def _register_on_dtensors() -> None:
+    from ringspan.dtensor import contract, sdpa_hook
+
+    contract.register()
+    sdpa_hook.register()
+
+
+when_imported("torch.distributed.tensor", _register_on_dtensors)

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 import torch.distributed
 
+from ringspan.importing import when_imported
+
 if torch.distributed.is_available():
     # The shapes of the functional collectives, which the C++ ring calls, are defined in here.
     import torch.distributed._functional_collectives
@@ -63,7 +65,11 @@ _load_library()
 # Loaded here, because the kernels of the step ops belong to the library as its C++ ones do.
 import ringspan.device.accelerators  # noqa: E402, F401
 
-if torch.distributed.is_available():
+
+def _register_comm_debug_mode() -> None:
     from torch.distributed.tensor.debug import CommDebugMode
 
     let_see_inside(CommDebugMode)
+
+
+when_imported("torch.distributed.tensor.debug", _register_comm_debug_mode)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch.distributed
+import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from ringspan.attend import Request, attend
 from ringspan.call import Choices
@@ -14,13 +15,6 @@ from ringspan.masks import Full, Mask
 from ringspan.pairs import PairChoices
 from ringspan.shard_map import ShardMap
 from ringspan.stats import Stats
-
-if torch.distributed.is_available():
-    from torch.distributed.tensor import DTensor
-
-    from ringspan.dtensor.attention import attend_on_dtensors
-else:
-    DTensor = None
 
 _FULL = Full()
 
@@ -88,9 +82,18 @@ def attention(
     choices = Choices(mask, shard_map, kv_shard_map, layout, num_heads, scale, schedule, exchange)
     pairs = PairChoices(attn_mask, bias, softcap, dropout_p, seed, offset, head_offset, batch_offset, total_heads)
     request = Request(query, key, value, sink, choices, pairs, return_stats, assume_agreed)
-    on_mesh = _has_dtensors(query, key, value, sink, attn_mask, bias)
-    return attend_on_dtensors(request, group) if on_mesh else attend(request, group)
+    if _has_dtensors(query, key, value, sink, attn_mask, bias):
+        from ringspan.dtensor.attention import attend_on_dtensors
+
+        return attend_on_dtensors(request, group)
+    return attend(request, group)
 
 
 def _has_dtensors(*given: Any) -> bool:
-    return DTensor is not None and any(isinstance(one, DTensor) for one in given)
+    # Plain tensors do not need to import DTensor (importing.py says why).
+    subclasses = [one for one in given if isinstance(one, Tensor) and type(one) not in (Tensor, Parameter)]
+    if not subclasses or not torch.distributed.is_available():
+        return False
+    from torch.distributed.tensor import DTensor
+
+    return any(isinstance(one, DTensor) for one in subclasses)

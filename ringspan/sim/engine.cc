@@ -219,7 +219,8 @@ class Engine {
       arrived = std::max(arrived, done);
       unpack += flight.unpack_seconds;
     }
-    if (std::erase_if(open, [&](const OpenFlight& flight) { return flight.needed_by <= rank.step; }) > 0) drop_flights(rank);
+    const auto is_met = [&](const OpenFlight& flight) { return flight.needed_by <= rank.step; };
+    if (std::erase_if(open, is_met) > 0) drop_flights(rank);
     const double waited = arrived - rank.now;
     rank.beside = std::max(0.0, rank.beside - waited);
     rank.times.wait_seconds += waited;
