@@ -9,6 +9,7 @@
 #include "ringspan/kernel/attention.h"
 
 #include "tests/ringspan/support/attention_case.h"
+#include "tests/ringspan/support/sanitized.h"
 
 namespace ringspan::test {
 namespace {
@@ -156,7 +157,7 @@ TEST_P(FixedOrderTest, KeyRowsKeepTheirBitsWhateverOthersAreThere) {
 
 // Many heads of large dims on one key head: what a wave holds would depend on the number of keys.
 TEST_P(FixedOrderTest, WavesOfManyHeadsAreCutTheSame) {
-  if (GetParam().is_slow) GTEST_SKIP() << "emulated";
+  if (GetParam().is_slow || kIsSanitized) GTEST_SKIP() << "too slow emulated, or under a sanitizer";
   const Sizes sizes{.q_heads = 12, .kv_heads = 1, .q_len = 300, .kv_len = 720, .qk_dim = 768, .v_dim = 768};
   const Values values(DType::kF32, sizes);
   const Pick all_q{0, 1, sizes.q_len}, pick{600, 1, 20};

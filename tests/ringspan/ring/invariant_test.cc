@@ -12,12 +12,14 @@
 #include "ringspan/plan/validate.h"
 
 #include "tests/ringspan/support/ring_cases.h"
+#include "tests/ringspan/support/sanitized.h"
 
 namespace ringspan {
 namespace {
 
 using test::expect_close;
 using test::expected_of;
+using test::kIsSanitized;
 using test::MapCase;
 using test::MaskCase;
 using test::RingInputs;
@@ -120,13 +122,6 @@ class InvariantTest : public ::testing::TestWithParam<Isa> {
     }
   }
 };
-
-// A sanitizer makes kernels many times slower and sees the same code in a part of the cases.
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr bool kIsSanitized = true;
-#else
-constexpr bool kIsSanitized = false;
-#endif
 
 TEST_P(InvariantTest, NoSplitChangesABit) {
   const bool is_best = GetParam() == available_isas().back();
