@@ -21,7 +21,7 @@ using std::string;
 using OptionalTensor = std::optional<Tensor>;
 using NameList = std::optional<c10::List<string>>;
 using Prefix = at::OptionalSymIntArrayRef;
-using ForwardTuple = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
+using ForwardTuple = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
 using BackwardTuple = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>;
 
 // The arguments behind query, key and value in the order of the schema, once as parameters and once as a call's values.
@@ -98,12 +98,17 @@ ForwardTuple forward(const Tensor& query, const Tensor& key, const Tensor& value
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   const ContractOpArguments a{RINGSPAN_NAMES};
   return contract_errors([&] {
-    ContractForward result =
-        run_contract(query, key, value, read_arguments(a, true), group_of(a), read_number("seed", seed, keep_prob),
-                     read_number("offset", offset, keep_prob));
-    return ForwardTuple{std::move(result.out),     std::move(result.max),
-                        std::move(result.sum),     at::full({1}, result.seed, at::kLong),
-                        at::empty({0}, at::kLong), at::empty({0}, at::kLong)};
+    const int64_t used_offset = read_number("offset", offset, keep_prob);
+    ContractForward result = run_contract(query, key, value, read_arguments(a, true), group_of(a),
+                                          read_number("seed", seed, keep_prob), used_offset);
+    return ForwardTuple{std::move(result.out),
+                        std::move(result.max),
+                        std::move(result.sum),
+                        at::empty({0}, query.options()),
+                        at::full({1}, result.seed, at::kLong),
+                        at::full({1}, used_offset, at::kLong),
+                        at::empty({0}, at::kLong),
+                        at::empty({0}, at::kLong)};
   });
 }
 
@@ -157,6 +162,8 @@ ForwardTuple forward_meta(const Tensor& query, const Tensor& key, const Tensor& 
     return ForwardTuple{at::empty_symint(shape, query.options()),
                         at::empty_symint(stats, wide),
                         at::empty_symint(stats, wide),
+                        at::empty({0}, query.options()),
+                        at::empty({1}, words),
                         at::empty({1}, words),
                         at::empty({0}, words),
                         at::empty({0}, words)};
@@ -183,8 +190,9 @@ ContractOpResult call_contract_forward(const Tensor& query, const Tensor& key, c
                                        const ContractOpArguments& a) {
   static const auto op =
       c10::Dispatcher::singleton().findSchemaOrThrow("ringspan::_contract_forward", "").typed<ForwardSignature>();
-  auto [out, max, sum, seed, q_map, kv_map] = op.call(query, key, value, RINGSPAN_VALUES(a));
-  return {std::move(out), std::move(max), std::move(sum), std::move(seed), std::move(q_map), std::move(kv_map)};
+  auto [out, max, sum, softmax_out, seed, offset, q_map, kv_map] = op.call(query, key, value, RINGSPAN_VALUES(a));
+  return {std::move(out),  std::move(max),    std::move(sum),   std::move(softmax_out),
+          std::move(seed), std::move(offset), std::move(q_map), std::move(kv_map)};
 }
 
 ContractOpGradients call_contract_backward(const Tensor& query, const Tensor& key, const Tensor& value,
@@ -206,7 +214,8 @@ TORCH_LIBRARY_FRAGMENT(ringspan, m) {
       "str exchange, str[]? batch_groups=None, str[]? head_groups=None)";
   const string forward =
       "(Tensor query, Tensor key, Tensor value, " + common +
-      " -> (Tensor out, Tensor max, Tensor sum, Tensor used_seed, Tensor used_q_map, Tensor used_kv_map)";
+      " -> (Tensor out, Tensor max, Tensor sum, Tensor softmax_out, Tensor used_seed, Tensor used_offset, "
+      "Tensor used_q_map, Tensor used_kv_map)";
   const string backward =
       "(Tensor query, Tensor key, Tensor value, Tensor dy, Tensor? softmax_max, Tensor? softmax_sum, "
       "Tensor? attention_in, " +

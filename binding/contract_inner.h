@@ -34,7 +34,9 @@ struct ContractOpArguments {
 
 struct ContractOpResult {
   at::Tensor out, max, sum;
-  at::Tensor seed;  // int64 [1], the one that was used: in a group that of its rank 0
+  at::Tensor softmax_out;  // [0], the contract's fourth result
+  // int64 [1], those that were used: in a group the seed of its rank 0.
+  at::Tensor seed, offset;
   // The maps that a rule of DTensor chose: the backward takes the same, whatever is in effect then. [0] else.
   at::Tensor q_map, kv_map;
 };

@@ -190,7 +190,7 @@ struct ContractFunction : torch::autograd::Function<ContractFunction> {
     context->save_for_backward(std::move(saved));
     context->set_materialize_grads(false);
     save_numbers(*context, a);
-    return {result.out, result.max, result.sum, query.new_empty({0}), result.seed};
+    return {result.out, result.max, result.sum, result.softmax_out, result.seed, result.offset};
   }
 
   // Gradients that flow into the statistics are not used, as the contract says.
@@ -233,8 +233,7 @@ void forward_op(const c10::OperatorHandle& op, Stack* stack) {
   for (size_t i = 0; i < 4; ++i) stack->emplace_back(results[i]);
   if (op.schema().returns().size() == 6) {
     stack->emplace_back(results[4]);
-    // It counts calls of one seed: 0 where each call draws its own, and then a DTensor where the inputs are.
-    stack->emplace_back(named.has("dropout_offset") ? *a.offset : at::zeros_like(results[4]));
+    stack->emplace_back(named.has("dropout_offset") ? *a.offset : results[5]);
     return;
   }
   stack->emplace_back(results[4].item<int64_t>());

@@ -108,15 +108,17 @@ def _forward(op: Any, given: Any) -> tuple[Tensor, ...]:
     arrangement, empty = placed.arrangement, torch.empty(0, dtype=torch.int64)
     if takes_part(placed.mesh):
         given = placed.arguments()
-        out, row_max, row_sum, seed, _, _ = op(*given)
+        out, row_max, row_sum, softmax_out, seed, offset, _, _ = op(*given)
     else:
-        out, seed = placed.local("query"), empty
-        row_max = row_sum = torch.empty(0)
+        out, seed, offset = placed.local("query"), empty, empty
+        row_max = row_sum = softmax_out = torch.empty(0)
     return (
         arrangement.out.wrap(out),
         arrangement.slots.wrap(row_max),
         arrangement.slots.wrap(row_sum),
+        arrangement.nothing.wrap(softmax_out),
         arrangement.seed.wrap(seed),
+        arrangement.seed.wrap(offset),
         empty if given.q_map is None else given.q_map,
         empty if given.kv_map is None else given.kv_map,
     )

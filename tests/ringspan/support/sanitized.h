@@ -12,7 +12,7 @@ inline constexpr bool kIsSanitized = true;
 inline constexpr bool kIsSanitized = false;
 #endif
 
-// Whether case `number` is run: all are, or under a sanitizer one of `share`. Take a prime that no loop's length divides.
+// Whether case `number` is run: all are, or under a sanitizer one of `share`: a prime that no loop's length divides.
 constexpr bool runs_case(int64_t number, int64_t share) { return !kIsSanitized || number % share == 0; }
 
 }  // namespace ringspan::test
