@@ -21,7 +21,7 @@ using std::string;
 using OptionalTensor = std::optional<Tensor>;
 using NameList = std::optional<c10::List<string>>;
 using Prefix = at::OptionalSymIntArrayRef;
-using ForwardTuple = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
+using ForwardTuple = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, std::vector<Tensor>>;
 using BackwardTuple = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>;
 
 // The arguments behind query, key and value in the order of the schema, once as parameters and once as a call's values.
@@ -107,14 +107,13 @@ ForwardTuple forward(const Tensor& query, const Tensor& key, const Tensor& value
                         at::empty({0}, query.options()),
                         at::full({1}, result.seed, at::kLong),
                         at::full({1}, used_offset, at::kLong),
-                        at::empty({0}, at::kLong),
-                        at::empty({0}, at::kLong)};
+                        {}};
   });
 }
 
 BackwardTuple backward(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& dy,
                        const OptionalTensor& max, const OptionalTensor& sum, const OptionalTensor& out,
-                       RINGSPAN_PARAMETERS) {
+                       bool /*are_parts*/, RINGSPAN_PARAMETERS) {
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   const ContractOpArguments a{RINGSPAN_NAMES};
   return contract_errors([&] {
@@ -165,13 +164,13 @@ ForwardTuple forward_meta(const Tensor& query, const Tensor& key, const Tensor& 
                         at::empty({0}, query.options()),
                         at::empty({1}, words),
                         at::empty({1}, words),
-                        at::empty({0}, words),
-                        at::empty({0}, words)};
+                        {}};
   });
 }
 
 BackwardTuple backward_meta(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor&,
-                            const OptionalTensor&, const OptionalTensor&, const OptionalTensor&, RINGSPAN_PARAMETERS) {
+                            const OptionalTensor&, const OptionalTensor&, const OptionalTensor&, bool,
+                            RINGSPAN_PARAMETERS) {
   const ContractOpArguments a{RINGSPAN_NAMES};
   contract_errors([&] { check_shapes(query, key, value, a); });
   return {empty_dense(query), empty_dense(key), empty_dense(value),
@@ -181,7 +180,7 @@ BackwardTuple backward_meta(const Tensor& query, const Tensor& key, const Tensor
 
 using ForwardSignature = ForwardTuple(const Tensor&, const Tensor&, const Tensor&, RINGSPAN_PARAMETERS);
 using BackwardSignature = BackwardTuple(const Tensor&, const Tensor&, const Tensor&, const Tensor&,
-                                        const OptionalTensor&, const OptionalTensor&, const OptionalTensor&,
+                                        const OptionalTensor&, const OptionalTensor&, const OptionalTensor&, bool,
                                         RINGSPAN_PARAMETERS);
 
 }  // namespace
@@ -190,9 +189,9 @@ ContractOpResult call_contract_forward(const Tensor& query, const Tensor& key, c
                                        const ContractOpArguments& a) {
   static const auto op =
       c10::Dispatcher::singleton().findSchemaOrThrow("ringspan::_contract_forward", "").typed<ForwardSignature>();
-  auto [out, max, sum, softmax_out, seed, offset, q_map, kv_map] = op.call(query, key, value, RINGSPAN_VALUES(a));
-  return {std::move(out),  std::move(max),    std::move(sum),   std::move(softmax_out),
-          std::move(seed), std::move(offset), std::move(q_map), std::move(kv_map)};
+  auto [out, max, sum, softmax_out, seed, offset, kept] = op.call(query, key, value, RINGSPAN_VALUES(a));
+  return {std::move(out),  std::move(max),    std::move(sum), std::move(softmax_out),
+          std::move(seed), std::move(offset), std::move(kept)};
 }
 
 ContractOpGradients call_contract_backward(const Tensor& query, const Tensor& key, const Tensor& value,
@@ -200,7 +199,7 @@ ContractOpGradients call_contract_backward(const Tensor& query, const Tensor& ke
   static const auto op =
       c10::Dispatcher::singleton().findSchemaOrThrow("ringspan::_contract_backward", "").typed<BackwardSignature>();
   auto [dq, dk, dv, dpse, dsink] =
-      op.call(query, key, value, saved.dy, saved.max, saved.sum, saved.out, RINGSPAN_VALUES(a));
+      op.call(query, key, value, saved.dy, saved.max, saved.sum, saved.out, saved.are_parts, RINGSPAN_VALUES(a));
   return {std::move(dq), std::move(dk), std::move(dv), std::move(dpse), std::move(dsink)};
 }
 
@@ -215,10 +214,10 @@ TORCH_LIBRARY_FRAGMENT(ringspan, m) {
   const string forward =
       "(Tensor query, Tensor key, Tensor value, " + common +
       " -> (Tensor out, Tensor max, Tensor sum, Tensor softmax_out, Tensor used_seed, Tensor used_offset, "
-      "Tensor used_q_map, Tensor used_kv_map)";
+      "Tensor[] kept)";
   const string backward =
       "(Tensor query, Tensor key, Tensor value, Tensor dy, Tensor? softmax_max, Tensor? softmax_sum, "
-      "Tensor? attention_in, " +
+      "Tensor? attention_in, bool are_parts, " +
       common + " -> (Tensor dq, Tensor dk, Tensor dv, Tensor dpse, Tensor dsink)";
   m.def(("_contract_forward" + forward).c_str(), tags);
   m.def(("_contract_backward" + backward).c_str(), tags);

@@ -37,8 +37,9 @@ struct ContractOpResult {
   at::Tensor softmax_out;  // [0], the contract's fourth result
   // int64 [1], those that were used: in a group the seed of its rank 0.
   at::Tensor seed, offset;
-  // The maps that a rule of DTensor chose: the backward takes the same, whatever is in effect then. [0] else.
-  at::Tensor q_map, kv_map;
+  // What the backward of a call on DTensors takes: this rank's parts of out, max and sum (saving DTensors would cost an
+  // op on DTensors for each), and the maps that were chosen, [0] if none, whatever is in effect then. Else empty.
+  std::vector<at::Tensor> kept;
 };
 ContractOpResult call_contract_forward(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                                        const ContractOpArguments& arguments);
@@ -46,6 +47,7 @@ ContractOpResult call_contract_forward(const at::Tensor& query, const at::Tensor
 struct ContractOpSaved {
   at::Tensor dy;
   std::optional<at::Tensor> max, sum, out;
+  bool are_parts = false;  // the three are ContractOpResult::kept
 };
 struct ContractOpGradients {
   at::Tensor dq, dk, dv;

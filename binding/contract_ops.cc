@@ -182,10 +182,14 @@ struct ContractFunction : torch::autograd::Function<ContractFunction> {
                                ContractOpArguments a) {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
     const ContractOpResult result = call_contract_forward(query, key, value, a);
-    variable_list saved = {query, key, value, result.out, result.max, result.sum};
     a.seed = result.seed;
-    if (result.q_map.numel() > 0) a.q_map = result.q_map;
-    if (result.kv_map.numel() > 0) a.kv_map = result.kv_map;
+    variable_list saved = {query, key, value, result.out, result.max, result.sum};
+    if (!result.kept.empty()) {
+      std::copy_n(result.kept.begin(), 3, saved.begin() + 3);
+      if (result.kept[3].numel() > 0) a.q_map = result.kept[3];
+      if (result.kept[4].numel() > 0) a.kv_map = result.kept[4];
+    }
+    context->saved_data["are_parts"] = !result.kept.empty();
     for (const auto member : kTensors) saved.push_back((a.*member).value_or(Tensor()));
     context->save_for_backward(std::move(saved));
     context->set_materialize_grads(false);
@@ -207,8 +211,13 @@ struct ContractFunction : torch::autograd::Function<ContractFunction> {
     }
     variable_list result(6);
     if (!gradients[0].defined()) return result;
-    ContractOpGradients g =
-        call_contract_backward(saved[0], saved[1], saved[2], {gradients[0], saved[4], saved[5], saved[3]}, a);
+    ContractOpGradients g = call_contract_backward(saved[0], saved[1], saved[2],
+                                                   {.dy = gradients[0],
+                                                    .max = saved[4],
+                                                    .sum = saved[5],
+                                                    .out = saved[3],
+                                                    .are_parts = context->saved_data.at("are_parts").toBool()},
+                                                   a);
     // Asked for by the place among the tensors that were given.
     const size_t sink_place = a.pse ? 4 : 3;
     if (context->needs_input_grad(0)) result[0] = std::move(g.dq);

@@ -68,7 +68,7 @@ def test_inner_ops_pass_opcheck(name):
     utils = ("test_schema", "test_faketensor", "test_autograd_registration")
     torch.library.opcheck(OPS._contract_forward.default, (q, k, v, *rest), test_utils=utils)
     out, row_max, row_sum, *_ = OPS._contract_forward(q, k, v, *rest)
-    arguments = (q, k, v, torch.ones_like(out), row_max, row_sum, out, *rest)
+    arguments = (q, k, v, torch.ones_like(out), row_max, row_sum, out, False, *rest)
     torch.library.opcheck(OPS._contract_backward.default, arguments, test_utils=utils)
 
 

@@ -25,7 +25,8 @@ _FIRST_COMPRESSED_MODE = 2  # from here on a mask says nothing that a rank could
 _SLOPES = 2  # pse_type from here on: slopes instead of a bias
 _MASKS = ("pse", "atten_mask", "sink")
 _STATISTICS = ("softmax_max", "softmax_sum")
-_RESULTS = ("dy", *_STATISTICS, "attention_in")  # what a backward has beside the arguments of its forward
+_KEPT = (*_STATISTICS, "attention_in")  # this rank's parts already, where a forward on DTensors kept them
+_RESULTS = ("dy", *_KEPT)  # what a backward has beside the arguments of its forward
 _SMALL = ("seed", "offset", "q_ends", "kv_ends")
 
 
@@ -53,7 +54,8 @@ class _Placed:
             if named[name] is not None:
                 self.places[name] = self._place_of_mask(name, named[name])
         for name in results:
-            if named[name] is not None:
+            is_part = name in _KEPT and given.are_parts
+            if named[name] is not None and not is_part:
                 self.places[name] = self.arrangement.slots if name in _STATISTICS else self.arrangement.out
 
     def _place_of_mask(self, name: str, tensor: Tensor) -> Place:
@@ -103,15 +105,16 @@ def _whole(small: DTensor) -> Tensor:
     return local_of(small) if all(place == Replicate() for place in small.placements) else small.full_tensor()
 
 
-def _forward(op: Any, given: Any) -> tuple[Tensor, ...]:
+def _forward(op: Any, given: Any) -> tuple[Any, ...]:
     placed = _Placed(given)
     arrangement, empty = placed.arrangement, torch.empty(0, dtype=torch.int64)
     if takes_part(placed.mesh):
         given = placed.arguments()
-        out, row_max, row_sum, softmax_out, seed, offset, _, _ = op(*given)
+        out, row_max, row_sum, softmax_out, seed, offset, _ = op(*given)
+        kept = [out, row_max, row_sum, *(empty if chosen is None else chosen for chosen in (given.q_map, given.kv_map))]
     else:
         out, seed, offset = placed.local("query"), empty, empty
-        row_max = row_sum = softmax_out = torch.empty(0)
+        row_max, row_sum, softmax_out, kept = torch.empty(0), torch.empty(0), torch.empty(0), []
     return (
         arrangement.out.wrap(out),
         arrangement.slots.wrap(row_max),
@@ -119,12 +122,11 @@ def _forward(op: Any, given: Any) -> tuple[Tensor, ...]:
         arrangement.nothing.wrap(softmax_out),
         arrangement.seed.wrap(seed),
         arrangement.seed.wrap(offset),
-        empty if given.q_map is None else given.q_map,
-        empty if given.kv_map is None else given.kv_map,
+        kept,
     )
 
 
-def _backward(op: Any, given: Any) -> tuple[Tensor, ...]:
+def _backward(op: Any, given: Any) -> tuple[Any, ...]:
     placed = _Placed(given, _RESULTS)
     if not takes_part(placed.mesh):
         return given.query, given.key, given.value, given.query, given.query
@@ -137,7 +139,7 @@ def _backward(op: Any, given: Any) -> tuple[Tensor, ...]:
     return tuple(results)
 
 
-def _rule(op: Any, run: Callable[[Any, Any], tuple[Tensor, ...]]) -> None:
+def _rule(op: Any, run: Callable[[Any, Any], tuple[Any, ...]]) -> None:
     """Registers `run` as DTensor's rule of `op`; the contract's errors are RuntimeErrors."""
     arguments = _arguments_of(op)
 
