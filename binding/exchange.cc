@@ -62,6 +62,10 @@ class P2p final : public FlatExchange {
     for (const int64_t count : message.received) num_received += count;
     Flight flight{message.send, at::empty({num_received}, message.send.options())};
     const auto tag = static_cast<int>(message.tag);
+    // NCCL and HCCL run what one pair of ranks posts one after the other: two ranks that both receive first would wait
+    // for each other for ever, unless their sends and receives are one group.
+    const bool coalesces = group_.backend->supportsCoalescing();
+    if (coalesces) group_.backend->startCoalescing();
     for_each_piece(flight.received, message.received, [&](int64_t peer, std::vector<at::Tensor> piece) {
       lost = peer;
       flight.works.emplace_back(peer, group_.backend->recv(piece, static_cast<int>(peer), tag));
@@ -71,6 +75,12 @@ class P2p final : public FlatExchange {
       flight.works.emplace_back(peer, group_.backend->send(piece, static_cast<int>(peer), tag));
       count_posted(group_.name, static_cast<int64_t>(piece[0].nbytes()));
     });
+    if (!coalesces) return flight;
+    // Nothing for a group in which nothing was posted.
+    if (auto work = group_.backend->endCoalescing()) {
+      flight.works.clear();
+      flight.works.emplace_back(lost, std::move(work));
+    }
     return flight;
   }
 
