@@ -45,6 +45,7 @@ class Flights {
   void drop_first() { ++first_; }
   // Those in use and the next: a processor can wait for few lines at a time.
   RINGSPAN_FETCHES void prefetch() const {
+    if (slots_.empty()) return;
     for (int64_t number = first_; number <= end_; ++number) {
       __builtin_prefetch(&slots_[number & (std::ssize(slots_) - 1)]);
     }
