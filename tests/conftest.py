@@ -57,13 +57,6 @@ def pool() -> Iterator[Pool]:
 
 
 @pytest.fixture(scope="module")
-def ends_groups(pool: Pool) -> Iterator[None]:
-    """For modules whose jobs make many groups: each group has threads that wake up a hundred times a second."""
-    yield
-    pool.stop()
-
-
-@pytest.fixture(scope="module")
 def profiled_pool() -> Iterator[Pool]:
     """Processes for jobs that profile: they end with the module, and nothing else runs in them.
 

@@ -45,8 +45,7 @@ class Pool:
     def __init__(self) -> None:
         # A fork of a server that has imported torch and started no thread: one import for all processes of a session.
         self._context = multiprocessing.get_context("forkserver")
-        # With what DTensors need, which each process would import for itself.
-        self._context.set_forkserver_preload(["torch.distributed.tensor.debug", "ringspan"])
+        self._context.set_forkserver_preload(["torch", "torch.distributed", "ringspan"])
         self._workers: list[tuple[Any, Connection]] = []
         self._folder = tempfile.TemporaryDirectory(prefix="ringspan-pool-")
         self._store: Any = None
@@ -182,8 +181,6 @@ def _serve(pipe: Connection, rank: int, port: int, stacks: str) -> None:
             module, function = job.split(":")
             run = getattr(importlib.import_module(module), function)
             value = run(groups[world], **arguments) if rank < world else None
-            if fresh:
-                dist.destroy_process_group(arguments["fresh"])
             pipe.send((True, value))
         except Exception:
             pipe.send((False, traceback.format_exc()))

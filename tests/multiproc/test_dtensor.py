@@ -5,8 +5,6 @@ from __future__ import annotations
 import pytest
 from dtensor_jobs import OnMesh
 
-pytestmark = pytest.mark.usefixtures("ends_groups")
-
 EXACT = 1e-12
 ROUNDED = 5e-5  # the contract computes in fp32
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-pytestmark = pytest.mark.usefixtures("ends_groups")
-
 STACKS = ["only_cp", "ddp", "fsdp_on_both_axes", "fsdp_flattened", "fsdp_over_dp", "tp", "tp_with_fsdp"]
 CHECKPOINTS = pytest.mark.parametrize("reentrant", [None, False, True], ids=["plain", "checkpoint", "reentrant"])
 EXACT = 1e-10
