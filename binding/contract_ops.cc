@@ -3,6 +3,8 @@
 //
 // One boxed function serves all versions: it finds the arguments by the names that the schema gives them, so that a
 // version is its schema and nothing else.
+#include <algorithm>
+#include <limits>
 #include <string>
 #include <unordered_map>
 #include <utility>

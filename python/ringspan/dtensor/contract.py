@@ -126,7 +126,7 @@ def _forward(op: Any, given: Any) -> tuple[Any, ...]:
     )
 
 
-def _backward(op: Any, given: Any) -> tuple[Any, ...]:
+def _backward(op: Any, given: Any) -> tuple[Tensor, ...]:
     placed = _Placed(given, _RESULTS)
     if not takes_part(placed.mesh):
         return given.query, given.key, given.value, given.query, given.query
