@@ -22,6 +22,10 @@ constexpr int64_t kTableBytes = int64_t{1} << 20;     // flags and turns
 static_assert(kPackedBytes + kPartialBytes + kScratchBytes + kTableBytes <=
               static_cast<int64_t>(Workspace::kBudgetBytes));
 
+// A forward call, or one of few rows, with fewer jobs than this splits them along the keys. A fixed number, so that the
+// bits don't depend on the threads.
+constexpr int64_t kEnoughJobs = 32;
+
 RawView raw_view(const ConstTensorView& view);
 PairRule pair_rule(const PairInputs& pairs);
 

@@ -13,9 +13,7 @@ namespace {
 // against 6 ns and 150 ns once). A head with 1 or 2 query rows would leave most of a register tile's rows empty.
 constexpr int64_t kMostRows = 32;
 constexpr int64_t kMostRowsOfHead = 2;
-// Parts of the keys so that all heads together make this many jobs; a fixed number, so that the bits don't depend on
-// the threads.
-constexpr int64_t kEnoughJobs = 32;
+// A part shorter than this costs more in merging than it gains.
 constexpr int64_t kMinPartCols = 256;
 
 }  // namespace

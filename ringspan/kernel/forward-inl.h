@@ -136,20 +136,31 @@ struct GroupBlock {
   int64_t used_end;            // end of the last kept column
   int64_t first[C::kRows], last[C::kRows];
   PairBlock pairs;
+  kernel::Ahead* ahead;  // may be null
 };
+
+// The first kWide vectors of one panel.
+template <class C, int kWide>
+RINGSPAN_INLINE void score_panel(const GroupBlock<C>& g, int64_t col, typename C::Acc* s) {
+  if (g.ahead) fetch_ahead(*g.ahead);
+  RegisterTile<C, kWide> tile;
+  tile.clear();
+  const typename C::Word* k = g.k + col * g.words;
+  for (int64_t panel = 0; panel < g.word_panels; ++panel) {
+    multiply_add<C, 1, C::kCols, false, kWide>(tile, g.q + panel * kForwardRows * C::kCols,
+                                               k + panel * C::kCols * C::kCols,
+                                               smaller(C::kCols, g.words - panel * C::kCols));
+  }
+  tile.store_to(s + col, kScoreStride);
+}
 
 template <class C>
 RINGSPAN_INLINE void score_group(const GroupBlock<C>& g, typename C::Acc* s) {
-  for (int64_t col = g.col_begin; col < g.col_end; col += C::kCols) {
-    RegisterTile<C> tile;
-    tile.clear();
-    const typename C::Word* k = g.k + col * g.words;
-    for (int64_t panel = 0; panel < g.word_panels; ++panel) {
-      multiply_add<C, 1, C::kCols>(tile, g.q + panel * kForwardRows * C::kCols, k + panel * C::kCols * C::kCols,
-                                   smaller(C::kCols, g.words - panel * C::kCols));
-    }
-    tile.store_to(s + col, kScoreStride);
-  }
+  // Of the last panel, no more vectors than some row keeps a part of.
+  const int64_t whole_end =
+      g.used_end + C::kCols - kLanes<typename C::Acc> > g.col_end ? g.col_end : g.col_end - C::kCols;
+  for (int64_t col = g.col_begin; col < whole_end; col += C::kCols) score_panel<C, C::kVectors>(g, col, s);
+  if (whole_end < g.col_end) score_panel<C, 1>(g, whole_end, s);
 }
 
 // What PairInputs does to the scores of the group, from row `row` of the block on.
@@ -288,7 +299,7 @@ RINGSPAN_INLINE bool clip_group(GroupBlock<C>& g, const int32_t* first, const in
 // All row groups of `rows` against one packed block. Rows outside the tile have empty limits.
 template <class C>
 void attend_block(const ForwardWave& wave, const ForwardScratch<C>& s, int64_t index, int64_t row_begin,
-                  int64_t row_end, int64_t block_begin, const PairBlock& pairs) {
+                  int64_t row_end, int64_t block_begin, const PairBlock& pairs, kernel::Ahead* ahead) {
   const PackedDims<C> qk(wave.q.dim), v(wave.v.dim);
   GroupBlock<C> g;
   g.k = reinterpret_cast<const typename C::Word*>(wave.packed_k + index * wave.sizes.k_block_bytes);
@@ -300,6 +311,7 @@ void attend_block(const ForwardWave& wave, const ForwardScratch<C>& s, int64_t i
   const auto factor = static_cast<typename C::Acc>(__builtin_fabs(wave.scale));
   g.factor = pairs.changes_scores() ? 1 : factor;
   g.pairs = pairs;
+  g.ahead = ahead;
   typename C::Acc alpha[64 / sizeof(typename C::Acc) + C::kRows];
   for (int64_t row = row_begin / C::kRows * C::kRows; row < row_end; row += C::kRows) {
     if (!clip_group(g, s.first + row, s.last + row, block_begin, wave.sizes.block_kv)) continue;
@@ -356,7 +368,7 @@ RINGSPAN_INLINE void attend_tile(const ForwardWave& wave, const ForwardJob& job,
     pairs.kv_row = wave.kv_begin + block * block_kv;
     // Limits count from the first key of the job.
     const int64_t block_begin = pairs.kv_row - job.kv_begin;
-    attend_block(wave, s, group * wave.blocks_per_group + block, row_begin, row_end, block_begin, pairs);
+    attend_block(wave, s, group * wave.blocks_per_group + block, row_begin, row_end, block_begin, pairs, job.ahead);
   }
 }
 

@@ -5,13 +5,12 @@
 
 #include "ringspan/kernel/call_support.h"
 #include "ringspan/kernel/decode_call.h"
+#include "ringspan/kernel/narrow_call.h"
 #include "ringspan/kernel/tile_index.h"
 
 namespace ringspan::kernel {
 namespace {
 
-// Fewer jobs than this are split along the keys. A fixed number, so that the bits don't depend on the threads.
-constexpr int64_t kEnoughJobs = 32;
 // A part shorter than this costs more in merging than it gains.
 constexpr int64_t kMinPartCols = 512;
 
@@ -204,7 +203,7 @@ void ForwardCall::plan_jobs(const Span& span) {
       if (weight == 0 && span.load && !span.finish) continue;
       for (int64_t head = span.head_begin; head < span.head_end; ++head) {
         const ForwardJob job{batch,  group % kv_heads_ * heads_per_kv_ + head, q_block, wave_.kv_begin, wave_.kv_end,
-                             nullptr};
+                             nullptr, nullptr};
         if (weight == 0) {
           jobs_.push_back({job, 0});
         } else {
@@ -252,12 +251,13 @@ void ForwardCall::run_span(const Span& span) {
 }
 
 void ForwardCall::run(Workspace& workspace) {
-  plan_spans();
   const double work = static_cast<double>(args_.q.batch() * args_.q.heads()) * static_cast<double>(args_.q.rows()) *
                       static_cast<double>(kv_len_) * static_cast<double>(args_.q.dim() + args_.v.dim());
   workers_ = count_workers(parallel_, sizes_.scratch_bytes, work);
   wave_.tiles = index_.lists();
   wave_.sizes = sizes_;
+  if (run_narrow(args_, table_, index_, wave_, workers_, workspace, parallel_)) return;
+  plan_spans();
   Arena count(nullptr);
   place(count);
   Arena arena(workspace.reserve(static_cast<std::size_t>(count.used())));

@@ -87,11 +87,23 @@ struct ForwardSizes {
   int64_t scratch_bytes;                 // per worker
 };
 
+// Rows of tensors that a worker will soon read or write: fetched into its cache while it computes, a few of each beside
+// every register tile of scores. (All at once they fill the processor's queue of misses, and it waits.)
+struct AheadRows {
+  const unsigned char* next;
+  int64_t stride, bytes;   // of a row
+  int64_t count, at_once;  // rows that are left; that are fetched beside one tile
+};
+struct Ahead {
+  AheadRows rows[4];
+};
+
 // Query block `q_block` of one head against key/value rows [kv_begin, kv_end) of the wave.
 struct ForwardJob {
   int64_t batch, head, q_block;
   int64_t kv_begin, kv_end;
   unsigned char* partial;  // where the state goes; null = the job is alone and ends its rows itself
+  Ahead* ahead;            // may be null
 };
 
 // The parts of one q block, joined in ascending order.

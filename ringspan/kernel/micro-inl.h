@@ -70,58 +70,59 @@ struct Bf16Compute {
 };
 #endif
 
-template <class C>
+// `kWide` vectors of columns: all of a panel, or its first.
+template <class C, int kWide = C::kVectors>
 struct RegisterTile {
   using Acc = typename C::Acc;
   static constexpr int kLane = kLanes<Acc>;
-  Vector<Acc> v[C::kRows][C::kVectors];
+  Vector<Acc> v[C::kRows][kWide];
 
   RINGSPAN_INLINE void clear() {
     RINGSPAN_UNROLL
     for (int i = 0; i < C::kRows; ++i) {
       RINGSPAN_UNROLL
-      for (int j = 0; j < C::kVectors; ++j) v[i][j] = Vector<Acc>{};
+      for (int j = 0; j < kWide; ++j) v[i][j] = Vector<Acc>{};
     }
   }
   RINGSPAN_INLINE void load_from(const Acc* p, int64_t row_stride) {
     RINGSPAN_UNROLL
     for (int i = 0; i < C::kRows; ++i) {
       RINGSPAN_UNROLL
-      for (int j = 0; j < C::kVectors; ++j) v[i][j] = load(p + i * row_stride + j * kLane);
+      for (int j = 0; j < kWide; ++j) v[i][j] = load(p + i * row_stride + j * kLane);
     }
   }
   RINGSPAN_INLINE void store_to(Acc* p, int64_t row_stride) const {
     RINGSPAN_UNROLL
     for (int i = 0; i < C::kRows; ++i) {
       RINGSPAN_UNROLL
-      for (int j = 0; j < C::kVectors; ++j) store(p + i * row_stride + j * kLane, v[i][j]);
+      for (int j = 0; j < kWide; ++j) store(p + i * row_stride + j * kLane, v[i][j]);
     }
   }
   RINGSPAN_INLINE void scale_rows(const Acc* factors) {
     RINGSPAN_UNROLL
     for (int i = 0; i < C::kRows; ++i) {
       RINGSPAN_UNROLL
-      for (int j = 0; j < C::kVectors; ++j) v[i][j] = factors[i] * v[i][j];
+      for (int j = 0; j < kWide; ++j) v[i][j] = factors[i] * v[i][j];
     }
   }
 };
 
 // tile[i][.] += sum over k < depth of a[k * kStep + i * kRow] * b[k * kCols + .]
 // kKeptOnly: terms whose `a` is 0 are left out, so that an inf or NaN in b can't reach a row that doesn't keep it.
-template <class C, int kStep, int kRow, bool kKeptOnly = false>
-RINGSPAN_INLINE void multiply_add(RegisterTile<C>& tile, const typename C::Word* a, const typename C::Word* b,
+template <class C, int kStep, int kRow, bool kKeptOnly = false, int kWide = C::kVectors>
+RINGSPAN_INLINE void multiply_add(RegisterTile<C, kWide>& tile, const typename C::Word* a, const typename C::Word* b,
                                   int64_t depth) {
   // A local copy: the compiler keeps it in registers where it would spill the referenced tile.
-  RegisterTile<C> sum = tile;
+  RegisterTile<C, kWide> sum = tile;
 #pragma GCC unroll 4
   for (int64_t k = 0; k < depth; ++k) {
-    Vector<typename C::Word> column[C::kVectors];
+    Vector<typename C::Word> column[kWide];
     RINGSPAN_UNROLL
-    for (int j = 0; j < C::kVectors; ++j) column[j] = load(b + j * kLanes<typename C::Word>);
+    for (int j = 0; j < kWide; ++j) column[j] = load(b + j * kLanes<typename C::Word>);
     RINGSPAN_UNROLL
     for (int i = 0; i < C::kRows; ++i) {
       RINGSPAN_UNROLL
-      for (int j = 0; j < C::kVectors; ++j) {
+      for (int j = 0; j < kWide; ++j) {
         if constexpr (kKeptOnly) {
           sum.v[i][j] = C::multiply_add_kept(a[i * kRow], column[j], sum.v[i][j]);
         } else {

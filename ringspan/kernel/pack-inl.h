@@ -50,6 +50,14 @@ RINGSPAN_INLINE void prefetch_row(const Byte* p, int64_t bytes) {
   for (int64_t at = 0; at < bytes; at += kCacheLine) __builtin_prefetch(p + at, 0, 2);
 }
 
+inline __attribute__((noinline)) void fetch_ahead(kernel::Ahead& ahead) {
+  for (kernel::AheadRows& rows : ahead.rows) {
+    const int64_t count = rows.count < rows.at_once ? rows.count : rows.at_once;
+    for (int64_t i = 0; i < count; ++i, rows.next += rows.stride) prefetch_row(rows.next, rows.bytes);
+    rows.count -= count;
+  }
+}
+
 constexpr RINGSPAN_INLINE int64_t bytes_of(Element element) {
   return element == Element::kF64 ? 8 : element == Element::kF32 ? 4 : 2;
 }

@@ -97,11 +97,15 @@ Transfer transfer_of(const RankPlan& part, Payload payload, const Route& route, 
   // The smaller of the two ends says which heads travel.
   const bool to_is_smaller = route.to.head_end - route.to.head_begin < route.from.head_end - route.from.head_begin;
   const HeadRange heads = heads_of(payload, part.problem, to_is_smaller ? route.to : route.from);
-  const auto place_of = [&](const Operand& operand, int64_t row) {
+  const auto place_of = [&](const Operand& operand, int64_t row, int64_t stride) {
     if (operand.slot == kOwnSlot) return Place{};
     const HeadRange held = heads_of(payload, part.problem, operand);
-    return Place{
-        .slot = operand.slot, .rows = operand.rows, .row = row, .head_begin = held.begin, .head_end = held.end};
+    return Place{.slot = operand.slot,
+                 .rows = operand.rows,
+                 .row = row,
+                 .stride = stride,
+                 .head_begin = held.begin,
+                 .head_end = held.end};
   };
   return {.step = route.step,
           .needed_by = route.needed_by,
@@ -114,8 +118,8 @@ Transfer transfer_of(const RankPlan& part, Payload payload, const Route& route, 
           .head_begin = heads.begin,
           .head_end = heads.end,
           .rows = std::move(rows),
-          .from = place_of(route.from, route.from_row),
-          .to = place_of(route.to, route.to_row),
+          .from = place_of(route.from, route.from_row, route.from_stride),
+          .to = place_of(route.to, route.to_row, route.to_stride),
           .adds = route.adds};
 }
 

@@ -18,6 +18,12 @@ struct Rows {
 Rows rows_of(const ShardMap& map, std::span<const int64_t> ranks);
 Rows rows_of(const ShardMap& map, int64_t rank);
 
+// Rows of one shard that lie in a buffer: the first in its row `row`, each other one `stride` rows further.
+struct Piece {
+  RowRange rows{};
+  int64_t row = 0, stride = 1;
+};
+
 // The tiles of the mask between them, of all batch entries.
 std::vector<Tile> tiles_between(const Plan& plan, const Rows& q, const Rows& kv);
 
@@ -39,12 +45,13 @@ std::vector<Payload> q_gradients(const Problem& problem);
 std::vector<Payload> results();
 
 // All batch entries of `owner`'s rows and the operand's heads, between the places that `from` and `to` stand for. An
-// own slot is the owner's tensor; `to_row` is where the rows begin in another one.
+// own slot is the owner's tensor; in another one the rows begin at `from_row`, `to_row` and lie a stride apart.
 struct Route {
   int64_t step = 0, needed_by = 0;
   int64_t src = 0, dst = 0, owner = 0;
   Operand from{}, to{};
-  int64_t from_row = 0, to_row = 0;
+  int64_t from_row = 0, from_stride = 1;
+  int64_t to_row = 0, to_stride = 1;
   bool adds = false;
 };
 // `rows` of the owner; of `from`'s buffer where the owner is kSeveral.

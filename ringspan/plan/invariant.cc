@@ -37,12 +37,6 @@
 namespace ringspan::detail {
 namespace {
 
-// Rows of one owner that lie in a block: where they begin in it, and how far apart they come to lie.
-struct Piece {
-  RowRange rows{};
-  int64_t row = 0, stride = 1;
-};
-
 // One side in blocks, visiting the rows of the other side.
 class Visits {
  public:
@@ -103,6 +97,7 @@ class Visits {
             .head_end = of_kv_ ? part_.problem.kv_heads : part_.problem.q_heads};
   }
 
+  // Rows of one owner that lie in a block.
   std::vector<Piece> pieces_of(int64_t owner, int64_t list, int64_t block) const {
     const int64_t begin = block * kInvariantBlock, end = begin + length_of(block);
     std::vector<Piece> pieces;
@@ -153,7 +148,7 @@ class Visits {
 
   void add(int64_t src, int64_t dst, int64_t block, int64_t step, std::vector<Transfer>& transfers) const {
     const bool needed = blocks_[block].is_needed_by[dst];
-    const Route route{.step = step,
+    Route route{.step = step,
                       .needed_by = step + 1,
                       .src = src,
                       .dst = dst,
@@ -165,9 +160,8 @@ class Visits {
       const size_t posted = transfers.size();
       for (int64_t list = 0; needed && list < lists; ++list) {
         for (const Piece& piece : pieces_of(src, list, block)) {
+          route.to_row = piece.row, route.to_stride = piece.stride;
           Transfer& transfer = transfers.emplace_back(transfer_of(part_, payload, route, {piece.rows}));
-          transfer.to.row = piece.row;
-          transfer.to.stride = piece.stride;
           if (lists > 1) transfer.batch_begin = list, transfer.batch_end = list + 1;
         }
       }

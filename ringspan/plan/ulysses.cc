@@ -16,8 +16,12 @@
 //     rank 0   exchange      KV of 0,1 [1] >   KV of 2,3 [2]
 //     rank 2   exchange      KV of 2,3 [1] >   KV of 0,1 [2]
 //
-// Messages a rank sends, every tensor counted apart, teams of U ranks and R = W / U teams:
-//     forward (U - 1) (3 + 4) and 2 (R - 1);   backward (U - 1) (6 + 3) and the ring's.
+// In [1] and its like the rows of a team lie in the order of the sequence (in_sequence.h), so that a mask meets few
+// segments, whatever the map.
+//
+// Messages a rank sends, every tensor counted apart, teams of U ranks and R = W / U teams, c pieces of a shard:
+//     forward (U - 1) (3 + 4) c and 2 (R - 1);   backward (U - 1) (6 + 3) c and the ring's.
+// c is 1 for shards of one segment and for striped ones, 2 for head-tail.
 // Bytes a rank sends, n rows a rank, N query heads, M KV heads, no KV head in two places:
 //     forward   n (U - 1) / U batch (N (qk_dim + v_dim) e + M (qk_dim + v_dim) e + 3 N a)
 //     backward  n (U - 1) / U batch (N (qk_dim + v_dim) e + M (qk_dim + v_dim) e + 2 N a
@@ -30,6 +34,7 @@
 #include <numeric>
 #include <utility>
 
+#include "ringspan/plan/in_sequence.h"
 #include "ringspan/plan/ring.h"
 
 namespace ringspan::detail {
@@ -57,12 +62,7 @@ namespace {
 class Teams {
  public:
   Teams(const Plan& plan, const RankPlan& part, int64_t size)
-      : plan_(plan),
-        part_(part),
-        size_(size),
-        mine_(part.rank / size),
-        q_(side_of(part.q_rows, false)),
-        kv_(side_of(part.kv_rows, true)) {}
+      : plan_(plan), part_(part), size_(size), mine_(part.rank / size), q_(side_of(false)), kv_(side_of(true)) {}
 
   int64_t count() const { return part_.world / size_; }
   int64_t mine() const { return mine_; }
@@ -76,43 +76,41 @@ class Teams {
   }
   std::vector<int64_t> my_ranks() const { return ranks(mine_); }
 
-  Rows q_rows(int64_t team) const { return rows_of(plan_.q_map(), ranks(team)); }
-  Rows kv_rows(int64_t team) const { return rows_of(plan_.kv_map(), ranks(team)); }
+  const Rows& q_rows() const { return q_.team.buffer; }
+  Rows kv_rows(int64_t team) const {
+    return team == mine_ ? kv_.team.buffer : in_sequence(plan_.kv_map(), ranks(team)).buffer;
+  }
 
-  // Of ranks of this team. The buffer [1], the row where those of `owner` begin in it, and where the heads of all
-  // buffers of earlier ranks end.
+  // Of ranks of this team. The buffer [1], where the rows of `owner` lie in it, and where the heads of all buffers of
+  // earlier ranks end.
   const Operand& gathered(bool of_kv, int64_t holder) const { return side(of_kv).gathered[holder % size_]; }
-  int64_t first_row(bool of_kv, int64_t owner) const { return side(of_kv).first_row[owner % size_]; }
+  const std::vector<Piece>& pieces(bool of_kv, int64_t owner) const { return side(of_kv).team.pieces[owner % size_]; }
   int64_t earlier_heads_end(bool of_kv, int64_t rank) const { return side(of_kv).earlier_heads_end[rank % size_]; }
-  int64_t rows_held(bool of_kv, int64_t rank) const { return (of_kv ? part_.kv_rows : part_.q_rows)[rank]; }
   Operand own(bool of_kv, int64_t rank) const { return of_kv ? kv_shard(part_, rank) : q_shard(part_, rank); }
 
  private:
-  // By place.
   struct Side {
-    std::vector<Operand> gathered{};
-    std::vector<int64_t> first_row{}, earlier_heads_end{};
+    TeamRows team{};
+    std::vector<Operand> gathered{};           // by place
+    std::vector<int64_t> earlier_heads_end{};  // by place
   };
 
   const Side& side(bool of_kv) const { return of_kv ? kv_ : q_; }
 
-  Side side_of(const std::vector<int64_t>& rows_held, bool of_kv) const {
-    Side side;
-    int64_t rows = 0, heads_end = 0;
+  Side side_of(bool of_kv) const {
+    Side side{.team = in_sequence(of_kv ? plan_.kv_map() : plan_.q_map(), my_ranks())};
+    int64_t heads_end = 0;
     for (int64_t place = 0; place < size_; ++place) {
-      Operand operand{.slot = 1, .owner = kSeveral};
+      Operand operand{.slot = 1, .owner = kSeveral, .rows = side.team.buffer.count};
       const std::vector<HeadBlock> blocks = heads_of_place(part_.problem, place, size_);
       if (!blocks.empty()) {
         operand.head_begin = of_kv ? blocks.front().kv_begin : blocks.front().q_begin;
         operand.head_end = of_kv ? blocks.back().kv_end : blocks.back().q_end;
       }
       side.gathered.push_back(operand);
-      side.first_row.push_back(rows);
       side.earlier_heads_end.push_back(heads_end);
-      rows += rows_held[mine_ * size_ + place];
       heads_end = std::max(heads_end, operand.head_end);
     }
-    for (Operand& operand : side.gathered) operand.rows = rows;
     return side;
   }
 
@@ -134,14 +132,16 @@ class HeadExchange {
     for_each_pair([&](int64_t src, int64_t dst) {
       for (const Payload payload : payloads) {
         const bool of_kv = is_of_kv(payload);
-        const Route route{.needed_by = 1,
-                          .src = src,
-                          .dst = dst,
-                          .owner = src,
-                          .from = teams_.own(of_kv, src),
-                          .to = teams_.gathered(of_kv, dst),
-                          .to_row = teams_.first_row(of_kv, src)};
-        transfers.push_back(whole(payload, route));
+        Route route{.needed_by = 1,
+                    .src = src,
+                    .dst = dst,
+                    .owner = src,
+                    .from = teams_.own(of_kv, src),
+                    .to = teams_.gathered(of_kv, dst)};
+        for (const Piece& piece : teams_.pieces(of_kv, src)) {
+          route.to_row = piece.row, route.to_stride = piece.stride;
+          transfers.push_back(transfer_of(part_, payload, route, {piece.rows}));
+        }
       }
     });
     return transfers;
@@ -159,9 +159,11 @@ class HeadExchange {
                     .dst = dst,
                     .owner = dst,
                     .from = teams_.gathered(of_kv, src),
-                    .to = teams_.own(of_kv, dst),
-                    .from_row = teams_.first_row(of_kv, dst)};
-        add_home(transfers, payload, route);
+                    .to = teams_.own(of_kv, dst)};
+        for (const Piece& piece : teams_.pieces(of_kv, dst)) {
+          route.from_row = piece.row, route.from_stride = piece.stride;
+          add_home(transfers, payload, route, piece.rows);
+        }
       }
     });
     return transfers;
@@ -177,13 +179,9 @@ class HeadExchange {
     for (const int64_t other : teams_.my_ranks()) action(other, part_.rank);
   }
 
-  Transfer whole(Payload payload, const Route& route) const {
-    return transfer_of(part_, payload, route, {{0, teams_.rows_held(is_of_kv(payload), route.owner)}});
-  }
-
   // A head that several ranks give back: whoever comes first in rank order overwrites what lies there, the others add.
-  void add_home(std::vector<Transfer>& transfers, Payload payload, const Route& route) const {
-    Transfer rest = whole(payload, route);
+  void add_home(std::vector<Transfer>& transfers, Payload payload, const Route& route, const RowRange& rows) const {
+    Transfer rest = transfer_of(part_, payload, route, {rows});
     const int64_t shared_end = is_gradient(payload) ? std::min(end_of_earlier(payload, route.src), rest.head_end) : 0;
     if (shared_end > rest.head_begin) {
       Transfer shared = rest;
@@ -218,7 +216,7 @@ Ring ring_of_teams(const RankPlan& part, const Teams& teams, const Plan& plan) {
   }
   ring.rank_of = [&teams](int64_t team) { return team * teams.size() + teams.place(); };
   const bool has_heads = !part.heads.empty();
-  ring.tiles_with = [&teams, &plan, has_heads, q = teams.q_rows(teams.mine())](int64_t team) {
+  ring.tiles_with = [&teams, &plan, has_heads, &q = teams.q_rows()](int64_t team) {
     return has_heads ? tiles_between(plan, q, teams.kv_rows(team)) : std::vector<Tile>{};
   };
   return ring;
@@ -234,7 +232,7 @@ void build_ulysses(const Plan& plan, RankPlan& part, int64_t team_size) {
   const Teams teams(plan, part, team_size);
   const HeadExchange exchange(part, teams);
   part.heads = heads_of_place(part.problem, teams.place(), team_size);
-  part.q_padding = padding_of(teams.q_rows(teams.mine()));
+  part.q_padding = padding_of(teams.q_rows());
   Ring ring = ring_of_teams(part, teams, plan);
   const Step idle{.computes = false, .q = own_q(part), .kv = own_kv(part)};
 

@@ -142,6 +142,23 @@ TEST_P(AttentionNanTest, BadValuesReachOnlyTheRowsThatKeepThemInDecoding) {
   }
 }
 
+// Where workers pack keys for themselves (kernel/narrow_call.h).
+TEST_P(AttentionNanTest, BadValuesReachOnlyTheRowsThatKeepThemInNarrowMasks) {
+  if (GetParam().is_slow) GTEST_SKIP() << "emulated: minutes";
+  constexpr Bad kFew[] = {{Where::kK, 133, kNan}, {Where::kV, 1077, kNan}, {Where::kV, 1990, -kInfinity}};
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    expect_contained(AttentionCase({.dtype = dtype,
+                                    .q_heads = 4,
+                                    .kv_heads = 2,
+                                    .q_len = 2000,
+                                    .kv_len = 2000,
+                                    .qk_dim = 288,
+                                    .v_dim = 264,
+                                    .mask = MaskKind::kWindow}),
+                     kFew);
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Targets, AttentionNanTest, ::testing::ValuesIn(all_targets()),
                          [](const auto& param) { return param.param.name; });
 

@@ -1,0 +1,24 @@
+// A forward call whose query blocks meet few keys each (windows, packed documents). What a block of keys is packed for
+// is soon over: then the memory that waves write and read again is dearer than the products. Here a worker takes a run
+// of query blocks of one key/value head and packs keys for itself, just before the first block that needs them.
+//
+//     q blocks   0 . . . . .          worker 0: pack A, rows 0; pack B, rows 1; rows 2; ...
+//                1 . . . .
+//                    2 . . .          buffer of the worker   | A | B | C |   full: begins anew at the next key block
+//     key blocks   A   B   C
+//
+// Which worker packs what changes no bits: blocks of keys begin at the same rows, and every query block meets all of its
+// keys in one job, in ascending order.
+#pragma once
+
+#include "ringspan/kernel/attention.h"
+#include "ringspan/kernel/kernel_abi.h"
+#include "ringspan/kernel/tile_index.h"
+
+namespace ringspan::kernel {
+
+// Runs the call and returns true where it is one of these. `wave` has the call's tensors, tiles and sizes.
+bool run_narrow(const ForwardArgs& args, const KernelTable& table, const TileIndex& index, ForwardWave wave,
+                int workers, Workspace& workspace, const Parallel& parallel);
+
+}  // namespace ringspan::kernel
