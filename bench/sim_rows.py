@@ -19,7 +19,7 @@ from settings import Settings
 
 import ringspan as rs
 
-_SIMULATED = ("ring", "pruned", "hybrid", "double_ring")
+_SIMULATED = ("ring", "gather", "ulysses", "pruned", "q_ring", "hybrid", "double_ring")
 _MOST_SECONDS = 10.0
 _SUMMARY = "sim/prediction/all"
 

@@ -42,24 +42,14 @@ class Visits {
  public:
   Visits(const Plan& plan, const RankPlan& part, bool of_kv, std::vector<Payload> payloads)
       : part_(part),
+        plan_(plan),
         of_kv_(of_kv),
         payloads_(std::move(payloads)),
         map_(of_kv ? plan.kv_map() : plan.q_map()),
         num_blocks_(std::max<int64_t>((map_.seq_len() + kInvariantBlock - 1) / kInvariantBlock, 1)) {
-    std::vector<Rows> staying;
-    for (int64_t rank = 0; rank < part.world; ++rank) {
-      staying.push_back(rows_of(of_kv ? plan.q_map() : plan.kv_map(), rank));
-    }
-    for (int64_t block = 0; block < num_blocks_; ++block) {
-      Block& one = blocks_.emplace_back();
-      const Rows visiting = rows_in(block);
-      for (int64_t rank = 0; rank < part.world; ++rank) {
-        std::vector<Tile> tiles =
-            of_kv ? tiles_between(plan, staying[rank], visiting) : tiles_between(plan, visiting, staying[rank]);
-        one.is_needed_by.push_back(!tiles.empty());
-        if (rank == part.rank) one.tiles = std::move(tiles);
-      }
-    }
+    blocks_.resize(static_cast<size_t>(num_blocks_));
+    for (int64_t rank = 0; rank < part.world; ++rank) find_blocks_of(rank);
+    for (int64_t block = 0; block < num_blocks_; ++block) blocks_[block].tiles = tiles_of(part.rank, rows_in(block));
   }
 
   // The visits of all blocks, from the step after the last of `steps` on. `finish` completes a step that computes.
@@ -84,9 +74,33 @@ class Visits {
 
  private:
   struct Block {
-    std::vector<Tile> tiles{};  // of this rank
-    std::vector<bool> is_needed_by{};
+    std::vector<Tile> tiles{};       // of this rank
+    std::vector<int64_t> holders{};  // ranks with rows in it, in ascending order
+    bool is_held_by(int64_t rank) const { return std::binary_search(holders.begin(), holders.end(), rank); }
   };
+
+  // Enters a rank among the holders of its blocks.
+  void find_blocks_of(int64_t rank) {
+    const auto enter = [&](int64_t block) {
+      std::vector<int64_t>& holders = blocks_[block].holders;
+      if (holders.empty() || holders.back() != rank) holders.push_back(rank);
+    };
+    for (int64_t list = 0; list < map_.num_lists(); ++list) {
+      for (const Segment& segment : map_.segments(rank, list)) {
+        // A run has rows in all blocks between its ends; with a long stride every row may be in another one.
+        const int64_t stride = segment.stride <= kInvariantBlock ? kInvariantBlock : segment.stride;
+        const int64_t last = segment.position(segment.length - 1);
+        for (int64_t position = segment.begin; position < last; position += stride) enter(position / kInvariantBlock);
+        enter(last / kInvariantBlock);
+      }
+    }
+  }
+
+  // Between the rows that stay with a rank and those that visit it.
+  std::vector<Tile> tiles_of(int64_t rank, const Rows& visiting) const {
+    const Rows staying = rows_of(of_kv_ ? plan_.q_map() : plan_.kv_map(), rank);
+    return of_kv_ ? tiles_between(plan_, staying, visiting) : tiles_between(plan_, visiting, staying);
+  }
 
   int64_t length_of(int64_t block) const { return std::min(kInvariantBlock, map_.seq_len() - block * kInvariantBlock); }
 
@@ -119,7 +133,7 @@ class Visits {
     Rows rows{.count = length};
     for (int64_t list = 0; list < map_.num_lists(); ++list) {
       std::vector<uint8_t> held(static_cast<size_t>(length), 0);
-      for (int64_t owner = 0; owner < part_.world; ++owner) {
+      for (const int64_t owner : blocks_[block].holders) {
         for (const Piece& piece : pieces_of(owner, list, block)) {
           const int64_t count = piece.rows.end - piece.rows.begin;
           for (int64_t i = 0; i < count; ++i) held[piece.row + i * piece.stride] = 1;
@@ -136,25 +150,38 @@ class Visits {
     return rows;
   }
 
-  // What this rank sends of the block and puts in its own place, then what it receives.
+  // What this rank sends of the block and puts in its own place, then what it receives. Who holds nothing of it asks
+  // only whether the next rank needs it.
   void post(int64_t block, int64_t step, std::vector<Transfer>& transfers) const {
-    for (int64_t shift = 0; shift < part_.world; ++shift) {
-      add(part_.rank, wrap(part_.rank + shift, part_.world), block, step, transfers);
+    const Block& one = blocks_[block];
+    const Rows visiting = rows_in(block);
+    const auto send = [&](int64_t dst) {
+      add(part_.rank, dst, block, !tiles_of(dst, visiting).empty(), step, transfers);
+    };
+    if (one.is_held_by(part_.rank)) {
+      for (int64_t shift = 0; shift < part_.world; ++shift) send(wrap(part_.rank + shift, part_.world));
+    } else if (part_.world > 1) {
+      send(wrap(part_.rank + 1, part_.world));
     }
-    for (int64_t shift = 1; shift < part_.world; ++shift) {
-      add(wrap(part_.rank - shift, part_.world), part_.rank, block, step, transfers);
+    const auto receive = [&](int64_t src) { add(src, part_.rank, block, !one.tiles.empty(), step, transfers); };
+    // The nearest before this rank first.
+    const auto own = std::lower_bound(one.holders.begin(), one.holders.end(), part_.rank);
+    const int64_t previous = wrap(part_.rank - 1, part_.world);
+    if (previous != part_.rank && !one.is_held_by(previous)) receive(previous);
+    for (auto src = own; src != one.holders.begin();) receive(*--src);
+    for (auto src = one.holders.end(); src != own;) {
+      if (*--src != part_.rank) receive(*src);
     }
   }
 
-  void add(int64_t src, int64_t dst, int64_t block, int64_t step, std::vector<Transfer>& transfers) const {
-    const bool needed = blocks_[block].is_needed_by[dst];
+  void add(int64_t src, int64_t dst, int64_t block, bool needed, int64_t step, std::vector<Transfer>& transfers) const {
     Route route{.step = step,
-                      .needed_by = step + 1,
-                      .src = src,
-                      .dst = dst,
-                      .owner = src,
-                      .from = of_kv_ ? kv_shard(part_, src) : q_shard(part_, src),
-                      .to = visitor(block, needed ? length_of(block) : 0)};
+                .needed_by = step + 1,
+                .src = src,
+                .dst = dst,
+                .owner = src,
+                .from = of_kv_ ? kv_shard(part_, src) : q_shard(part_, src),
+                .to = visitor(block, needed ? length_of(block) : 0)};
     const int64_t lists = map_.num_lists();
     for (const Payload payload : payloads_) {
       const size_t posted = transfers.size();
@@ -171,6 +198,7 @@ class Visits {
   }
 
   const RankPlan& part_;
+  const Plan& plan_;
   bool of_kv_;
   std::vector<Payload> payloads_;
   const ShardMap& map_;

@@ -7,12 +7,14 @@
 
 #include "ringspan/base/error.h"
 #include "ringspan/base/parallel.h"
+#include "ringspan/plan/invariant.h"
 #include "ringspan/sim/pass_cost.h"
 #include "ringspan/sim/sample.h"
 
 namespace ringspan {
 namespace {
 
+using detail::kInvariantBlock;
 using detail::PassCost;
 using detail::PassTimes;
 using detail::RankCost;
@@ -47,6 +49,21 @@ std::vector<RankCost> costs_of(const Plan& plan, const Machine& machine, Exchang
   return costs;
 }
 
+// Under "invariant" who needs a block differs from rank to rank: none can stand for another, and each visits all blocks.
+int64_t most_ranks_built(const Plan& plan, const SimulateOptions& options) {
+  if (!fixes_order(plan.schedule())) return options.most_ranks_built;
+  constexpr int64_t kMostSteps = 1'200'000;
+  const int64_t kv_blocks = plan.kv_map().seq_len() / kInvariantBlock + 1;
+  const int64_t q_blocks = plan.q_map().seq_len() / kInvariantBlock + 1;
+  const int64_t steps = plan.world() * (2 * kv_blocks + q_blocks + 2);
+  if (steps > kMostSteps) {
+    throw Unsupported(concat("simulate: under schedule invariant each of ", plan.world(), " ranks visits blocks of ",
+                             kInvariantBlock, " positions one by one, ", steps, " steps in all, of which at most ",
+                             kMostSteps, " are played; simulate fewer ranks or a shorter sequence"));
+  }
+  return plan.world();
+}
+
 // Ranks that must stay together: those of a team or of a node.
 int64_t block_of(const Schedule& schedule) { return std::max<int64_t>(1, schedule.inner); }
 
@@ -54,7 +71,7 @@ int64_t block_of(const Schedule& schedule) { return std::max<int64_t>(1, schedul
 
 Simulation simulate(const Plan& plan, const Machine& machine, const SimulateOptions& options) {
   machine.check();
-  const Sample sample(plan.world(), block_of(plan.schedule()), options.most_ranks_built);
+  const Sample sample(plan.world(), block_of(plan.schedule()), most_ranks_built(plan, options));
   const std::vector<RankCost> costs = costs_of(plan, machine, options.exchange, sample);
   Simulation simulation{.ranks_built = static_cast<int64_t>(costs.size())};
   std::vector<const PassCost*> forward, backward;

@@ -73,8 +73,9 @@ TEST(InSequence, EveryRowHasItsPlace) {
 // The grid of the header.
 TEST(InSequence, HeadsAndTailsMakeOneSegmentAndPaddingComesLast) {
   const ShardMap map =
-      ShardMap::from_segments(8, {{{{.local_row = 0, .begin = 0, .length = 2}, {.local_row = 2, .begin = 6, .length = 2}},
-                                   {{.local_row = 0, .begin = 2, .length = 4}}}},
+      ShardMap::from_segments(8,
+                              {{{{.local_row = 0, .begin = 0, .length = 2}, {.local_row = 2, .begin = 6, .length = 2}},
+                                {{.local_row = 0, .begin = 2, .length = 4}}}},
                               {4, 5});
   const TeamRows team = in_sequence(map, ranks_of(0, 2));
   EXPECT_EQ(team.buffer.segments, (std::vector<std::vector<Segment>>{{{.local_row = 0, .begin = 0, .length = 8}}}));

@@ -199,6 +199,45 @@ TEST(Simulate, AFewRanksStandForAll) {
   }
 }
 
+// More ranks than are built: every message still has its receiver, whatever the mask, the map and the exchange.
+TEST(Simulate, NoRankWaitsForAStandIn) {
+  const int64_t world = 24, length = world * 80;
+  std::vector<int64_t> lengths, documents;
+  for (int64_t rank = 0; rank < world; ++rank) lengths.push_back(40 + 80 * (rank % 2));
+  for (int64_t n = 0; n < 12; ++n) documents.push_back(60 + 9 * n);
+  const MaskSpec masks[] = {MaskSpec::full(length, length), MaskSpec::causal(length, length, Corner::kTopLeft),
+                            MaskSpec::window(length, length, 100, 0, Corner::kTopLeft),
+                            documents_by_lengths(length, {documents}, {})};
+  const ShardMap maps[] = {ShardMap::head_tail(length, world), ShardMap::striped(length, world),
+                           ShardMap::from_lengths(lengths), ShardMap::per_document(documents, world, length)};
+  for (const char* name : {"ring", "hybrid:4", "double_ring:4", "pruned", "q_ring", "gather", "ulysses", "invariant"}) {
+    for (size_t mask = 0; mask < std::size(masks); ++mask) {
+      for (size_t map = 0; map < std::size(maps); ++map) {
+        for (const Exchange exchange : {Exchange::kAllToAll, Exchange::kP2p}) {
+          SCOPED_TRACE(::testing::Message() << name << ", mask " << mask << ", map " << map);
+          const Plan plan = plan_of(name, masks[mask], maps[map], exchange, 4);
+          const Simulation part = simulate(plan, testing::round_machine(), {.exchange = exchange});
+          EXPECT_GT(part.forward.seconds, 0);
+          EXPECT_EQ(part.ranks_built, std::string(name) == "invariant" ? world : 16);
+        }
+      }
+    }
+  }
+}
+
+TEST(Simulate, RefusesToPlayMoreStepsThanItCanHold) {
+  const int64_t length = int64_t{1} << 22;
+  const Plan plan = plan_of("invariant", MaskSpec::causal(length, length, Corner::kTopLeft),
+                            ShardMap::head_tail(length, 1024), Exchange::kAllToAll);
+  try {
+    simulate(plan, testing::round_machine());
+    FAIL() << "played 16 million steps";
+  } catch (const Unsupported& refusal) {
+    EXPECT_NE(std::string(refusal.what()).find("1024 ranks"), std::string::npos) << refusal.what();
+    EXPECT_NE(std::string(refusal.what()).find("at most 1200000"), std::string::npos) << refusal.what();
+  }
+}
+
 TEST(Trace, HasASpanForEveryComputationAndWait) {
   const Plan plan = plan_of("ring", MaskSpec::full(kLength, kLength), ShardMap::contiguous(kLength, 4), Exchange::kP2p);
   const Simulation simulation =
