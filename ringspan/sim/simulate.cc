@@ -49,7 +49,8 @@ std::vector<RankCost> costs_of(const Plan& plan, const Machine& machine, Exchang
   return costs;
 }
 
-// Under "invariant" who needs a block differs from rank to rank: none can stand for another, and each visits all blocks.
+// Under "invariant" who needs a block differs from rank to rank: none can stand for another, and each visits all
+// blocks.
 int64_t most_ranks_built(const Plan& plan, const SimulateOptions& options) {
   if (!fixes_order(plan.schedule())) return options.most_ranks_built;
   constexpr int64_t kMostSteps = 1'200'000;

@@ -1,5 +1,5 @@
-// Masks that keep few keys for each query block (kernel/narrow_call.h): many key blocks, so that a buffer of packed keys
-// begins anew, and workers that pack the same block twice.
+// Masks that keep few keys for each query block (kernel/narrow_call.h): many key blocks, so that a buffer of packed
+// keys begins anew, and workers that pack the same block twice.
 #include <memory>
 #include <vector>
 
