@@ -7,9 +7,9 @@
 //                    2 . . .          buffer of the worker   | A | B | C |   full: begins anew at the next key block
 //     key blocks   A   B   C
 //
-// Beside each register tile some rows that the next query block will need are fetched into the cache. Which worker packs
-// what changes no bits: blocks of keys begin at the same rows, and every query block meets all of its keys in one job,
-// in ascending order.
+// Beside each register tile some rows that the next query block will need are fetched into the cache. Which worker
+// packs what changes no bits: blocks of keys begin at the same rows, and every query block meets all of its keys in one
+// job, in ascending order.
 #pragma once
 
 #include "ringspan/kernel/attention.h"
