@@ -1,7 +1,7 @@
 """Rows that two processes of one thread each run together.
 
 ring/...       our ring by all_to_all and by p2p, our single process with two threads, and PyTorch's ring, in turns
-schedules/...  every schedule that two ranks can follow, and the ring by all_to_all, in turns
+schedules/...  every schedule that two ranks can follow, by all_to_all and some by p2p, in turns with the ring
 agreement/...  what it costs that the ranks compare their calls before anything is sent
 memory/...     memory of a rank beyond inputs and outputs
 """

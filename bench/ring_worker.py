@@ -26,6 +26,8 @@ _EXCHANGES = ("all_to_all", "p2p")
 _FORWARD_SCHEDULES = ("ring", "gather", "ulysses", "pruned", "invariant")
 # In backward, Q may go round too.
 _SCHEDULES = {False: _FORWARD_SCHEDULES, True: (*_FORWARD_SCHEDULES[:4], "q_ring", "invariant")}
+# By messages between two ranks, gradients need a hop less and nobody waits for a third rank.
+_BY_P2P = ("ring", "pruned")
 
 Side = Callable[[], tuple[Tensor, ...]]
 
@@ -53,6 +55,7 @@ class RingWorker:
     def _run_schedules(self, case: Case) -> dict[str, Any]:
         call, run_local = self._prepare(case)
         sides = {name: call(schedule=name, exchange="all_to_all") for name in _SCHEDULES[case.backward]}
+        sides |= {f"{name}/p2p": call(schedule=name, exchange="p2p") for name in _BY_P2P}
         worst, first = self._check(case, sides, run_local)
         seconds = self._time_in_turns(sides, None, first)
         best = min((name for name in sides if name != "ring"), key=seconds.__getitem__)
