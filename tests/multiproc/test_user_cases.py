@@ -9,7 +9,7 @@ import pytest
 import torch
 from cases import Case
 
-import ringspan as rs  # noqa: F401  brings the operators
+import ringspan as rs
 
 EXCHANGES = ["all_to_all", "all_gather", "p2p"]
 
@@ -204,8 +204,6 @@ def test_a16_sink_under_every_split(pool, world, dtype):
 
 def test_a14_a_prefix_is_held_once():
     """A prefix of 3 tokens that every rank has would count once per rank: a map of keys says it once, or is refused."""
-    import ringspan as rs  # noqa: F401  brings the operators
-
     twice = rs.ShardMap.from_segments([[(0, 0, 3, 1), (3, 3, 4, 1)], [(0, 0, 3, 1), (3, 7, 4, 1)]], seq_len=11)
     queries = rs.ShardMap.from_segments([[(0, 3, 4, 1)], [(0, 7, 4, 1)]], seq_len=11)
     with pytest.raises(ValueError, match=r"position 0.*rank"):
@@ -320,8 +318,6 @@ def test_a22_queries_of_the_tail(pool, world):
 
 
 def test_a22_without_positions_or_align_is_refused():
-    import ringspan as rs  # noqa: F401  brings the operators
-
     q, k = torch.randn(1, 2, 4, 8), torch.randn(1, 2, 8, 8)
     with pytest.raises(ValueError, match=r"ambiguous for 4 queries and 8 keys"):
         rs.attention(q, k, k, mask=rs.causal())
