@@ -1,10 +1,23 @@
 #include "binding/group.h"
 
+#include <algorithm>
+#include <vector>
+
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 
 #include "binding/errors.h"
 
 namespace ringspan::binding {
+
+namespace {
+
+// ProcessGroup::hasBackendForDeviceType, which PyTorch 2.12 lacks.
+bool has_backend(const c10d::ProcessGroup& group, at::DeviceType device) {
+  const std::vector<at::Device> devices = group.getDeviceTypes();
+  return std::any_of(devices.begin(), devices.end(), [&](const at::Device& one) { return one.type() == device; });
+}
+
+}  // namespace
 
 std::chrono::milliseconds Group::timeout() const {
   try {
@@ -27,11 +40,11 @@ Group find_group(const std::string& name, std::optional<at::DeviceType> wanted) 
   group.rank = group.process_group->getRank();
   group.size = group.process_group->getSize();
   if (group.process_group->hasBackends()) {
-    const bool has_cpu = group.process_group->hasBackendForDeviceType(at::kCPU);
+    const bool has_cpu = has_backend(*group.process_group, at::kCPU);
     const at::DeviceType device =
         wanted.value_or(has_cpu ? at::kCPU : group.process_group->getDeviceTypes().front().type());
     group.device = device;
-    RINGSPAN_CHECK(group.process_group->hasBackendForDeviceType(device), "group: \"", name, "\" has no backend for ",
+    RINGSPAN_CHECK(has_backend(*group.process_group, device), "group: \"", name, "\" has no backend for ",
                    at::DeviceTypeName(device, /*lower_case=*/true), " tensors; make it with ",
                    device == at::kCPU ? "gloo" : "the backend of that device");
     group.backend = group.process_group->getBackend(device);
