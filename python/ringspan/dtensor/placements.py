@@ -153,7 +153,8 @@ def _cost(lying: Placement, wanted: Placement, size: int) -> float:
         return 0.0
     if isinstance(lying, Partial):
         return 1.0 if isinstance(wanted, Shard) else 2.0
-    return 1.0 / size if type(lying) is Shard and isinstance(wanted, Shard) else 1.0
+    # A _StridedShard is no Shard. PyTorch 2.12 cannot trace `type(lying) is Shard`.
+    return 1.0 / size if isinstance(lying, Shard) and isinstance(wanted, Shard) else 1.0
 
 
 def chunk_rows(seq_len: int, world: int) -> list[int]:
