@@ -62,7 +62,12 @@ def as_dtensors(named: dict[str, Any], mesh: DeviceMesh) -> dict[str, DTensor]:
 def in_place(name: str, tensor: Tensor, place: Place, was_accepted: bool = False) -> DTensor:
     """Where it is to lie, by redistribution if it lies elsewhere."""
     given = as_dtensor(name, tensor, place.mesh, was_accepted)
-    return given if given.placements == place.placements else given.redistribute(placements=place.placements)
+    if given.placements == place.placements:
+        return given
+    # In the contract's rules, below autograd, PyTorch 2.12 cannot redistribute what requires grad: DTensor has no rule
+    # of detach_ there.
+    source = given if torch.is_grad_enabled() else given.detach()
+    return source.redistribute(placements=place.placements)
 
 
 class _LocalParts(torch.autograd.Function):
