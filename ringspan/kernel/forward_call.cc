@@ -202,8 +202,8 @@ void ForwardCall::plan_jobs(const Span& span) {
       // Nothing to add, and the rows neither begin nor end here.
       if (weight == 0 && span.load && !span.finish) continue;
       for (int64_t head = span.head_begin; head < span.head_end; ++head) {
-        const ForwardJob job{batch,  group % kv_heads_ * heads_per_kv_ + head, q_block, wave_.kv_begin, wave_.kv_end,
-                             nullptr, nullptr};
+        const ForwardJob job{
+            batch, group % kv_heads_ * heads_per_kv_ + head, q_block, wave_.kv_begin, wave_.kv_end, nullptr, nullptr};
         if (weight == 0) {
           jobs_.push_back({job, 0});
         } else {

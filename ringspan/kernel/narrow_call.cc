@@ -41,9 +41,9 @@ class NarrowCall {
   // Depends on sizes and tiles only: with few jobs waves split them along the keys, which is seen in the bits.
   bool is_narrow() const {
     const int64_t rows = args_.q.batch() * q_blocks_;
+    if (rows * args_.q.heads() < kEnoughJobs) return false;
     const Reach reach = this->reach();
-    return rows * args_.q.heads() >= kEnoughJobs && reach.most <= kBufferBlocks &&
-           reach.total * kNarrowShare <= rows * kv_blocks_;
+    return reach.most <= kBufferBlocks && reach.total * kNarrowShare <= rows * kv_blocks_;
   }
   void run(Workspace& workspace, const Parallel& parallel);
 
