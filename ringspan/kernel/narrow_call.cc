@@ -2,13 +2,14 @@
 
 #include <algorithm>
 #include <cstring>
+#include <vector>
 
 #include "ringspan/kernel/call_support.h"
 
 namespace ringspan::kernel {
 namespace {
 
-// A mask is narrow where a query block meets at most this share of the key blocks, on average.
+// A mask is narrow where a query block meets at most one of so many key blocks, on average.
 constexpr int64_t kNarrowShare = 4;
 // Blocks of a worker's buffer at most, and that a query block may meet. The buffer is used once from one end to the
 // other, so it need not fit a cache; where it begins anew, blocks may be packed twice.
@@ -36,22 +37,15 @@ class NarrowCall {
         q_blocks_(index.num_q_blocks()) {
     wave_.load = !args.begin;
     wave_.finish = args.finish;
+    find_keys();
   }
 
-  // Depends on sizes and tiles only: with few jobs waves split them along the keys, which is seen in the bits.
   bool is_narrow() const {
-    const int64_t rows = args_.q.batch() * q_blocks_;
-    if (rows * args_.q.heads() < kEnoughJobs) return false;
-    const Reach reach = this->reach();
-    return reach.most <= kBufferBlocks && reach.total * kNarrowShare <= rows * kv_blocks_;
+    return most_met_ <= kBufferBlocks && total_met_ * kNarrowShare <= std::ssize(keys_) * kv_blocks_;
   }
   void run(Workspace& workspace, const Parallel& parallel);
 
  private:
-  // Key blocks that a query block meets, at most and of all query blocks together.
-  struct Reach {
-    int64_t most = 0, total = 0;
-  };
   // One query block of one head.
   struct Place {
     int64_t batch = 0, head = 0, q_block = 0;
@@ -65,8 +59,8 @@ class NarrowCall {
   };
 
   int64_t block_bytes() const { return wave_.sizes.k_block_bytes + wave_.sizes.v_block_bytes; }
-  BlockRange keys_of(int64_t batch, int64_t q_block) const;
-  Reach reach() const;
+  void find_keys();
+  const BlockRange& keys_of(int64_t batch, int64_t q_block) const { return keys_[batch * q_blocks_ + q_block]; }
   Buffer place(Arena& arena) const;
   void run_unit(int64_t unit, unsigned char* memory) const;
   void pack(Buffer& buffer, const BlockRange& keys) const;
@@ -78,30 +72,27 @@ class NarrowCall {
   ForwardWave wave_;
   int workers_;
   int64_t kv_len_, kv_blocks_, q_blocks_;
+  // From the first key block to the last that each query block keeps a pair with, [batch][query block]; how many that
+  // is at most, and of all together.
+  std::vector<BlockRange> keys_;
+  int64_t most_met_ = 0, total_met_ = 0;
   int64_t buffer_blocks_ = 1, units_per_group_ = 1;
 };
 
-// From the first key block to the last that the query block keeps a pair with.
-BlockRange NarrowCall::keys_of(int64_t batch, int64_t q_block) const {
-  int64_t begin = kv_len_, end = 0;
-  for (const TileRows& rows : index_.rows_of(batch, q_block)) {
-    begin = std::min(begin, rows.col_begin);
-    end = std::max(end, rows.col_end);
-  }
-  if (begin >= end) return {};
-  return {begin / wave_.sizes.block_kv, divide_up(end, wave_.sizes.block_kv)};
-}
-
-NarrowCall::Reach NarrowCall::reach() const {
-  Reach reach;
+void NarrowCall::find_keys() {
   for (int64_t batch = 0; batch < args_.q.batch(); ++batch) {
     for (int64_t q_block = 0; q_block < q_blocks_; ++q_block) {
-      const BlockRange keys = keys_of(batch, q_block);
-      reach.most = std::max(reach.most, keys.end - keys.begin);
-      reach.total += keys.end - keys.begin;
+      int64_t begin = kv_len_, end = 0;
+      for (const TileRows& rows : index_.rows_of(batch, q_block)) {
+        begin = std::min(begin, rows.col_begin);
+        end = std::max(end, rows.col_end);
+      }
+      BlockRange& keys = keys_.emplace_back();
+      if (begin < end) keys = {begin / wave_.sizes.block_kv, divide_up(end, wave_.sizes.block_kv)};
+      most_met_ = std::max(most_met_, keys.end - keys.begin);
+      total_met_ += keys.end - keys.begin;
     }
   }
-  return reach;
 }
 
 NarrowCall::Buffer NarrowCall::place(Arena& arena) const {
@@ -191,7 +182,7 @@ void NarrowCall::run_unit(int64_t unit, unsigned char* memory) const {
 
 void NarrowCall::run(Workspace& workspace, const Parallel& parallel) {
   const int64_t fit = kPackedBytes / block_bytes();
-  buffer_blocks_ = std::max(std::min(kBufferBlocks, fit / workers_), std::max<int64_t>(reach().most, 1));
+  buffer_blocks_ = std::max(std::min(kBufferBlocks, fit / workers_), std::max<int64_t>(most_met_, 1));
   workers_ = static_cast<int>(std::clamp<int64_t>(fit / buffer_blocks_, 1, workers_));
   const int64_t groups = args_.q.batch() * wave_.kv_heads;
   units_per_group_ = std::clamp<int64_t>(divide_up(workers_ == 1 ? 1 : workers_ * kUnitsPerWorker, groups), 1,
@@ -206,8 +197,10 @@ void NarrowCall::run(Workspace& workspace, const Parallel& parallel) {
 
 }  // namespace
 
-bool run_narrow(const ForwardArgs& args, const KernelTable& table, const TileIndex& index, ForwardWave wave,
+bool run_narrow(const ForwardArgs& args, const KernelTable& table, const TileIndex& index, const ForwardWave& wave,
                 int workers, Workspace& workspace, const Parallel& parallel) {
+  // Sizes and tiles decide, never the threads: with few jobs waves split them along the keys, which the bits show.
+  if (args.q.batch() * args.q.heads() * index.num_q_blocks() < kEnoughJobs) return false;
   NarrowCall call(args, table, index, wave, workers);
   if (!call.is_narrow()) return false;
   call.run(workspace, parallel);

@@ -19,7 +19,7 @@
 namespace ringspan::kernel {
 
 // Runs the call and returns true where it is one of these. `wave` has the call's tensors, tiles and sizes.
-bool run_narrow(const ForwardArgs& args, const KernelTable& table, const TileIndex& index, ForwardWave wave,
+bool run_narrow(const ForwardArgs& args, const KernelTable& table, const TileIndex& index, const ForwardWave& wave,
                 int workers, Workspace& workspace, const Parallel& parallel);
 
 }  // namespace ringspan::kernel

@@ -46,10 +46,14 @@ class Visits {
         of_kv_(of_kv),
         payloads_(std::move(payloads)),
         map_(of_kv ? plan.kv_map() : plan.q_map()),
-        num_blocks_(std::max<int64_t>((map_.seq_len() + kInvariantBlock - 1) / kInvariantBlock, 1)) {
+        num_blocks_(num_invariant_blocks(map_)) {
     blocks_.resize(static_cast<size_t>(num_blocks_));
     for (int64_t rank = 0; rank < part.world; ++rank) find_blocks_of(rank);
-    for (int64_t block = 0; block < num_blocks_; ++block) blocks_[block].tiles = tiles_of(part.rank, rows_in(block));
+    for (int64_t block = 0; block < num_blocks_; ++block) {
+      const Rows visiting = rows_in(block);
+      blocks_[block].tiles = tiles_of(part.rank, visiting);
+      find_receivers(blocks_[block], visiting);
+    }
   }
 
   // The visits of all blocks, from the step after the last of `steps` on. `finish` completes a step that computes.
@@ -73,9 +77,14 @@ class Visits {
   }
 
  private:
+  struct Receiver {
+    int64_t rank = 0;
+    bool needs = false;  // the block; else it gets an empty message at most
+  };
   struct Block {
-    std::vector<Tile> tiles{};       // of this rank
-    std::vector<int64_t> holders{};  // ranks with rows in it, in ascending order
+    std::vector<Tile> tiles{};          // of this rank
+    std::vector<int64_t> holders{};     // ranks with rows in it, in ascending order
+    std::vector<Receiver> receivers{};  // of what this rank posts, itself among them
     bool is_held_by(int64_t rank) const { return std::binary_search(holders.begin(), holders.end(), rank); }
   };
 
@@ -100,6 +109,16 @@ class Visits {
   std::vector<Tile> tiles_of(int64_t rank, const Rows& visiting) const {
     const Rows staying = rows_of(of_kv_ ? plan_.q_map() : plan_.kv_map(), rank);
     return of_kv_ ? tiles_between(plan_, staying, visiting) : tiles_between(plan_, visiting, staying);
+  }
+
+  // All ranks, where this one holds some of the block; else the next, which gets an empty message.
+  void find_receivers(Block& one, const Rows& visiting) const {
+    const auto add = [&](int64_t rank) { one.receivers.push_back({rank, !tiles_of(rank, visiting).empty()}); };
+    if (one.is_held_by(part_.rank)) {
+      for (int64_t shift = 0; shift < part_.world; ++shift) add(wrap(part_.rank + shift, part_.world));
+    } else if (part_.world > 1) {
+      add(wrap(part_.rank + 1, part_.world));
+    }
   }
 
   int64_t length_of(int64_t block) const { return std::min(kInvariantBlock, map_.seq_len() - block * kInvariantBlock); }
@@ -150,19 +169,10 @@ class Visits {
     return rows;
   }
 
-  // What this rank sends of the block and puts in its own place, then what it receives. Who holds nothing of it asks
-  // only whether the next rank needs it.
+  // What this rank sends of the block and puts in its own place, then what it receives.
   void post(int64_t block, int64_t step, std::vector<Transfer>& transfers) const {
     const Block& one = blocks_[block];
-    const Rows visiting = rows_in(block);
-    const auto send = [&](int64_t dst) {
-      add(part_.rank, dst, block, !tiles_of(dst, visiting).empty(), step, transfers);
-    };
-    if (one.is_held_by(part_.rank)) {
-      for (int64_t shift = 0; shift < part_.world; ++shift) send(wrap(part_.rank + shift, part_.world));
-    } else if (part_.world > 1) {
-      send(wrap(part_.rank + 1, part_.world));
-    }
+    for (const auto& [dst, needs] : one.receivers) add(part_.rank, dst, block, needs, step, transfers);
     const auto receive = [&](int64_t src) { add(src, part_.rank, block, !one.tiles.empty(), step, transfers); };
     // The nearest before this rank first.
     const auto own = std::lower_bound(one.holders.begin(), one.holders.end(), part_.rank);
@@ -207,6 +217,10 @@ class Visits {
 };
 
 }  // namespace
+
+int64_t num_invariant_blocks(const ShardMap& map) {
+  return std::max<int64_t>((map.seq_len() + kInvariantBlock - 1) / kInvariantBlock, 1);
+}
 
 void check_invariant(const Problem& problem, const ShardMap& q_map) {
   for (const auto& [name, tensor] : {std::pair("bias", &problem.bias), std::pair("mask", &problem.mask)}) {

@@ -14,7 +14,6 @@
 namespace ringspan {
 namespace {
 
-using detail::kInvariantBlock;
 using detail::PassCost;
 using detail::PassTimes;
 using detail::RankCost;
@@ -52,15 +51,16 @@ std::vector<RankCost> costs_of(const Plan& plan, const Machine& machine, Exchang
 // Under "invariant" who needs a block differs from rank to rank: none can stand for another, and each visits all
 // blocks.
 int64_t most_ranks_built(const Plan& plan, const SimulateOptions& options) {
-  if (!fixes_order(plan.schedule())) return options.most_ranks_built;
+  if (plan.schedule().kind != ScheduleKind::kInvariant) return options.most_ranks_built;
   constexpr int64_t kMostSteps = 1'200'000;
-  const int64_t kv_blocks = plan.kv_map().seq_len() / kInvariantBlock + 1;
-  const int64_t q_blocks = plan.q_map().seq_len() / kInvariantBlock + 1;
+  const int64_t kv_blocks = detail::num_invariant_blocks(plan.kv_map());
+  const int64_t q_blocks = detail::num_invariant_blocks(plan.q_map());
   const int64_t steps = plan.world() * (2 * kv_blocks + q_blocks + 2);
   if (steps > kMostSteps) {
     throw Unsupported(concat("simulate: under schedule invariant each of ", plan.world(), " ranks visits blocks of ",
-                             kInvariantBlock, " positions one by one, ", steps, " steps in all, of which at most ",
-                             kMostSteps, " are played; simulate fewer ranks or a shorter sequence"));
+                             detail::kInvariantBlock, " positions one by one, ", steps,
+                             " steps in all, of which at most ", kMostSteps,
+                             " are played; simulate fewer ranks or a shorter sequence"));
   }
   return plan.world();
 }

@@ -14,23 +14,6 @@
 namespace ringspan::test {
 namespace {
 
-// Rows first, first + stride, ..., `count` of them.
-struct Pick {
-  int64_t first = 0, stride = 1, count = 0;
-};
-
-Array picked(const Array& all, const Pick& pick) {
-  Array some({all.size[0], all.size[1], pick.count, all.size[3]});
-  for (int64_t b = 0; b < all.size[0]; ++b) {
-    for (int64_t n = 0; n < all.size[1]; ++n) {
-      for (int64_t s = 0; s < pick.count; ++s) {
-        for (int64_t d = 0; d < all.size[3]; ++d) some.at(b, n, s, d) = all.at(b, n, pick.first + s * pick.stride, d);
-      }
-    }
-  }
-  return some;
-}
-
 struct Sizes {
   int64_t q_heads = 4, kv_heads = 2, q_len = 210, kv_len = 1500, qk_dim = 24, v_dim = 12;
 };

@@ -1,8 +1,6 @@
 #include "ringspan/plan/in_sequence.h"
 
 #include <numeric>
-#include <set>
-#include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>

@@ -107,6 +107,14 @@ double rms_error(const Array& got, const Array& want) {
   return want.data.empty() ? 0 : std::sqrt(sum / static_cast<double>(want.data.size()));
 }
 
+Array picked(const Array& all, const Pick& pick) {
+  Array some({all.size[0], all.size[1], pick.count, all.size[3]});
+  for_each_index(some.size, [&](int64_t b, int64_t n, int64_t s, int64_t d) {
+    some.at(b, n, s, d) = all.at(b, n, pick.first + s * pick.stride, d);
+  });
+  return some;
+}
+
 double rms(const Array& array) { return rms_error(array, Array(array.size)); }
 
 }  // namespace ringspan::test

@@ -41,6 +41,12 @@ void for_each_index(const std::array<int64_t, 4>& size, const Body& body) {
         for (int64_t d = 0; d < size[3]; ++d) body(b, n, s, d);
 }
 
+// Rows first, first + stride, ..., `count` of them.
+struct Pick {
+  int64_t first = 0, stride = 1, count = 0;
+};
+Array picked(const Array& all, const Pick& pick);
+
 // Standard normal values, another one for each element and seed, the same on every machine; rounded to `dtype`.
 Array random_array(uint64_t seed, std::array<int64_t, 4> size, DType dtype);
 
