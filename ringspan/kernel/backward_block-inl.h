@@ -138,14 +138,6 @@ RINGSPAN_INLINE bool clip_columns(ColumnLimits<C>& limits, const int32_t* first,
   return begin < end;
 }
 
-// Zero outside [first, last) of a row, for the vector whose first lane is column `col`.
-template <class Acc>
-RINGSPAN_INLINE Vector<Acc> keep_columns(Vector<Acc> v, int64_t col, int64_t first, int64_t last) {
-  const Vector<Acc> lane = iota<Acc>();
-  v = lane >= static_cast<Acc>(first - col) ? v : Vector<Acc>{};
-  return lane < static_cast<Acc>(last - col) ? v : Vector<Acc>{};
-}
-
 // a B of one panel: scores or dP.
 template <class C>
 RINGSPAN_INLINE void multiply_panel(RegisterTile<C>& tile, const typename C::Word* a, const typename C::Word* b,

@@ -184,43 +184,75 @@ void drop_group(const GroupBlock<C>& g, int64_t row, typename C::Word* p) {
   }
 }
 
-// P of one row from its scores; columns outside [begin, end) (whole steps) become 0. Returns the sum.
+// Scores that a row does not keep become -inf, in the vectors where some row keeps none or only a part:
+//
+//     columns   begin      whole_begin    whole_end     end
+//     row 0       . x x x | x x x x x x x | x . . .
+//     row 1       . . x x | x x x x x x x | x x . .
 template <class C>
-RINGSPAN_INLINE typename C::Acc weigh_row(const GroupBlock<C>& g, const typename C::Acc* s, typename C::Word* p,
-                                          int64_t begin, int64_t end, typename C::Acc m) {
+RINGSPAN_INLINE void mask_edges(const GroupBlock<C>& g, typename C::Acc* s, int64_t end) {
   using Acc = typename C::Acc;
-  using Word = typename C::Word;
-  constexpr int kStep = kLanes<Acc> * C::kPair;
-  for (int64_t c = g.col_begin; c < begin; c += kStep) store(p + c / C::kPair, Vector<Word>{});
-  Vector<Acc> sum{};
-  for (int64_t c = begin; c < end; c += kStep) {
-    if constexpr (C::kPair == 1) {
-      const Vector<Acc> e = exp(load(s + c) - m);
-      store(p + c, e);
-      sum += e;
-    } else {
-#ifdef RINGSPAN_ISA_BF16_DOT
-      const F32 e0 = exp(load(s + c) * g.factor - m);
-      const F32 e1 = exp(load(s + c + kLanes<Acc>) * g.factor - m);
-      store(p + c / C::kPair, pack_neighbours(e0, e1));
-      sum += e0 + e1;
-#endif
+  constexpr int kLane = kLanes<Acc>;
+  int64_t low = 0, high = end;
+  RINGSPAN_UNROLL
+  for (int r = 0; r < C::kRows; ++r) {
+    low = larger(low, g.first[r]);
+    high = smaller(high, g.last[r]);
+  }
+  const int64_t whole_begin = round_up(low, kLane), whole_end = high / kLane * kLane;
+  for (int64_t c = g.col_begin; c < end; c += kLane) {
+    if (c >= whole_begin && c < whole_end) c = whole_end;
+    if (c >= end) break;
+    RINGSPAN_UNROLL
+    for (int r = 0; r < C::kRows; ++r) {
+      Acc* at = s + r * kScoreStride + c;
+      store(at, keep_columns<Acc>(load(at), c, g.first[r], g.last[r], -__builtin_inff()));
     }
   }
-  for (int64_t c = end; c < g.col_end; c += kStep) store(p + c / C::kPair, Vector<Word>{});
-  return reduce_sum<Acc>(sum);
 }
 
-template <class Acc>
-RINGSPAN_INLINE Acc max_of_row(const Acc* s, int64_t begin, int64_t end) {
-  Vector<Acc> even = splat(static_cast<Acc>(-__builtin_inff())), odd = even;
-  int64_t c = begin;
-  for (; c + 2 * kLanes<Acc> <= end; c += 2 * kLanes<Acc>) {
-    even = max(load(s + c), even);
-    odd = max(load(s + c + kLanes<Acc>), odd);
+template <class C>
+RINGSPAN_INLINE void max_of_rows(const GroupBlock<C>& g, const typename C::Acc* s, int64_t end,
+                                 typename C::Acc* highest) {
+  using Acc = typename C::Acc;
+  Vector<Acc> top[C::kRows];
+  RINGSPAN_UNROLL
+  for (int r = 0; r < C::kRows; ++r) top[r] = splat(static_cast<Acc>(-__builtin_inff()));
+  for (int64_t c = g.col_begin; c < end; c += kLanes<Acc>) {
+    RINGSPAN_UNROLL
+    for (int r = 0; r < C::kRows; ++r) top[r] = max(load(s + r * kScoreStride + c), top[r]);
   }
-  if (c < end) even = max(load(s + c), even);
-  return reduce_max<Acc>(max(even, odd));
+  RINGSPAN_UNROLL
+  for (int r = 0; r < C::kRows; ++r) highest[r] = reduce_max<Acc>(top[r]);
+}
+
+// P from the scores, and the sums of its rows.
+template <class C>
+RINGSPAN_INLINE void weigh_rows(const GroupBlock<C>& g, const typename C::Acc* s, typename C::Word* p, int64_t end,
+                                const typename C::Acc* m, typename C::Acc* sums) {
+  using Acc = typename C::Acc;
+  constexpr int kStep = kLanes<Acc> * C::kPair;
+  Vector<Acc> sum[C::kRows] = {};
+  for (int64_t c = g.col_begin; c < end; c += kStep) {
+    RINGSPAN_UNROLL
+    for (int r = 0; r < C::kRows; ++r) {
+      const Acc* row = s + r * kScoreStride + c;
+      if constexpr (C::kPair == 1) {
+        const Vector<Acc> e = exp(load(row) - m[r]);
+        store(p + r * kScoreStride + c, e);
+        sum[r] += e;
+      } else {
+#ifdef RINGSPAN_ISA_BF16_DOT
+        const F32 e0 = exp(load(row) * g.factor - m[r]);
+        const F32 e1 = exp(load(row + kLanes<Acc>) * g.factor - m[r]);
+        store(p + r * kScoreStride + c / C::kPair, pack_neighbours(e0, e1));
+        sum[r] += e0 + e1;
+#endif
+      }
+    }
+  }
+  RINGSPAN_UNROLL
+  for (int r = 0; r < C::kRows; ++r) sums[r] = reduce_sum<Acc>(sum[r]);
 }
 
 // Scores to weights for all rows of the group; m and l move on. Returns whether O must be rescaled, by `alpha`.
@@ -231,32 +263,25 @@ RINGSPAN_INLINE bool softmax_group(const GroupBlock<C>& g, typename C::Acc* s, t
   constexpr int kStep = kLanes<Acc> * C::kPair;
   constexpr Acc kInf = __builtin_inff();
   constexpr int kSlots = (C::kRows + kLanes<Acc> - 1) / kLanes<Acc> * kLanes<Acc>;
-  Acc change[kSlots] = {}, reference[C::kRows];
-  int64_t begin[C::kRows], end[C::kRows];
+  const int64_t end = round_up(g.used_end, kStep);
+  mask_edges(g, s, end);
+  Acc change[kSlots] = {}, reference[C::kRows], highest[C::kRows], sums[C::kRows];
+  max_of_rows(g, s, end, highest);
   bool rescale = false;
+  RINGSPAN_UNROLL
   for (int r = 0; r < C::kRows; ++r) {
-    Acc* row = s + r * kScoreStride;
-    reference[r] = 0;
-    begin[r] = end[r] = g.col_begin;
-    if (g.first[r] >= g.last[r]) continue;
-    begin[r] = g.first[r] / kStep * kStep;
-    end[r] = round_up(g.last[r], kStep);
-    for (int64_t c = begin[r]; c < g.first[r]; ++c) row[c] = -kInf;
-    for (int64_t c = g.last[r]; c < end[r]; ++c) row[c] = -kInf;
-    Acc highest = max_of_row(row, begin[r], end[r]);
-    if constexpr (!C::kScaleOnPack) highest *= g.factor;
-    const Acc next = highest > m[r] ? highest : m[r];
-    // A row of -inf only (an infinite input) stays empty; measuring from 0 avoids inf - inf.
+    if constexpr (!C::kScaleOnPack) highest[r] *= g.factor;
+    const Acc next = highest[r] > m[r] ? highest[r] : m[r];
+    // A row of -inf only (an infinite input, or nothing kept) stays as it is; measuring from 0 avoids inf - inf.
     reference[r] = next == -kInf ? Acc{0} : next;
-    change[r] = m[r] - reference[r];
+    change[r] = next == -kInf ? Acc{0} : m[r] - next;
     rescale |= change[r] != 0;
     m[r] = next;
   }
   for (int r = 0; r < kSlots; r += kLanes<Acc>) store(alpha + r, exp(load(change + r)));
-  for (int r = 0; r < C::kRows; ++r) {
-    const Acc sum = weigh_row<C>(g, s + r * kScoreStride, p + r * kScoreStride, begin[r], end[r], reference[r]);
-    l[r] = l[r] * alpha[r] + sum;
-  }
+  weigh_rows(g, s, p, end, reference, sums);
+  RINGSPAN_UNROLL
+  for (int r = 0; r < C::kRows; ++r) l[r] = l[r] * alpha[r] + sums[r];
   return rescale;
 }
 

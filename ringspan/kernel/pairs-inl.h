@@ -31,6 +31,14 @@ struct PairBlock {
   RINGSPAN_INLINE bool drops() const { return rule && rule->drops; }
 };
 
+// `other` outside [first, last) of a row, for the vector whose first lane is column `col`.
+template <class Acc>
+RINGSPAN_INLINE Vector<Acc> keep_columns(Vector<Acc> v, int64_t col, int64_t first, int64_t last, Acc other = 0) {
+  const Vector<Acc> lane = iota<Acc>();
+  v = lane >= static_cast<Acc>(first - col) ? v : splat(other);
+  return lane < static_cast<Acc>(last - col) ? v : splat(other);
+}
+
 RINGSPAN_INLINE const PairGrid& grid_at(const PairRule& rule, int64_t q_pos) {
   int64_t low = 0, high = rule.num_grids;
   while (high - low > 1) {
