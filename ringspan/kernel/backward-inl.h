@@ -174,7 +174,9 @@ void backward_run(const BackwardWave& wave, const BackwardJob& job, Byte* memory
   if (job.num_steps == 0) return;
   RowRange range{&wave.k, batch, kv_head, kv_begin, wave.kv_end, wave.tiles.kv_covered + batch * wave.tiles.kv_len};
   pack_columns<C>(s.k_columns, range, b.cols, s.rows);
-  if (wave.wants_dq) b.k_nonfinite = pack_stacked_block<C>(s.k_stacked, range, b.cols, s.rows);
+  if (wave.wants_dq) {
+    b.k_nonfinite = pack_stacked_block<C>(s.k_stacked, range, b.cols, b.cols / C::kPair * C::kCols, s.rows);
+  }
   range.view = &wave.v;
   pack_columns<C>(s.v_columns, range, b.cols, s.rows);
   for (int64_t head = wave.head_begin; head < wave.head_end; ++head) {

@@ -88,6 +88,7 @@ void forward_sizes(int64_t qk_dim, int64_t v_dim, ForwardSizes* sizes) {
   const int64_t word_bytes = sizeof(typename C::Word);
   sizes->block_q = kForwardRows;
   sizes->block_kv = cols;
+  sizes->panel_kv = C::kCols;
   sizes->k_block_bytes = round_up(cols * qk.words * word_bytes, 64);
   sizes->v_block_bytes = round_up(cols / C::kPair * v.panels * C::kCols * word_bytes, 64);
   sizes->scratch_bytes = scratch.bytes();
@@ -95,20 +96,21 @@ void forward_sizes(int64_t qk_dim, int64_t v_dim, ForwardSizes* sizes) {
 }
 
 template <class C>
-void forward_pack(const ForwardWave& wave, int64_t group, int64_t block, Byte* scratch) {
+bool forward_pack(const ForwardWave& wave, int64_t group, int64_t block, kernel::KvRange rows, Byte* scratch) {
+  using Word = typename C::Word;
   const int64_t batch = (wave.first_group + group) / wave.kv_heads;
   const int64_t head = (wave.first_group + group) % wave.kv_heads;
-  const int64_t index = group * wave.blocks_per_group + block;
-  const int64_t begin = wave.kv_begin + block * wave.sizes.block_kv;
+  const int64_t index = group * wave.blocks_per_group + block % wave.blocks_per_group;
+  const int64_t begin = wave.kv_begin + block * wave.sizes.block_kv + rows.begin, count = rows.end - rows.begin;
   const uint8_t* covered = wave.tiles.kv_covered + batch * wave.tiles.kv_len;
-  RowRange range{&wave.k, batch, head, begin, smaller(begin + wave.sizes.block_kv, wave.kv_end), covered};
-  auto* rows = reinterpret_cast<typename C::Row*>(scratch);
-  pack_columns<C>(reinterpret_cast<typename C::Word*>(wave.packed_k + index * wave.sizes.k_block_bytes), range,
-                  wave.sizes.block_kv, rows);
+  RowRange range{&wave.k, batch, head, begin, smaller(begin + count, wave.kv_end), covered};
+  auto* buffer = reinterpret_cast<typename C::Row*>(scratch);
+  auto* k = reinterpret_cast<Word*>(wave.packed_k + index * wave.sizes.k_block_bytes);
+  pack_columns<C>(k + rows.begin * PackedDims<C>(wave.k.dim).words, range, count, buffer);
   range.view = &wave.v;
-  wave.v_nonfinite[index] =
-      pack_stacked_block<C>(reinterpret_cast<typename C::Word*>(wave.packed_v + index * wave.sizes.v_block_bytes),
-                            range, wave.sizes.block_kv, rows);
+  auto* v = reinterpret_cast<Word*>(wave.packed_v + index * wave.sizes.v_block_bytes);
+  return pack_stacked_block<C>(v + rows.begin / C::kPair * C::kCols, range, count,
+                               wave.sizes.block_kv / C::kPair * C::kCols, buffer);
 }
 
 // Row panels form of the block's query rows.
@@ -393,7 +395,8 @@ RINGSPAN_INLINE void attend_tile(const ForwardWave& wave, const ForwardJob& job,
     pairs.kv_row = wave.kv_begin + block * block_kv;
     // Limits count from the first key of the job.
     const int64_t block_begin = pairs.kv_row - job.kv_begin;
-    attend_block(wave, s, group * wave.blocks_per_group + block, row_begin, row_end, block_begin, pairs, job.ahead);
+    attend_block(wave, s, group * wave.blocks_per_group + block % wave.blocks_per_group, row_begin, row_end,
+                 block_begin, pairs, job.ahead);
   }
 }
 

@@ -229,8 +229,9 @@ void ForwardCall::pack(const Span& span) {
   }
   run_jobs(parallel_, workers_, static_cast<int64_t>(blocks.size()), scratch_, sizes_.scratch_bytes,
            [&](int64_t i, unsigned char* scratch) {
-             table_.forward_pack(wave_, blocks[i] / wave_.blocks_per_group, blocks[i] % wave_.blocks_per_group,
-                                 scratch);
+             wave_.v_nonfinite[blocks[i]] =
+                 table_.forward_pack(wave_, blocks[i] / wave_.blocks_per_group, blocks[i] % wave_.blocks_per_group,
+                                     {0, sizes_.block_kv}, scratch);
            });
 }
 

@@ -82,20 +82,22 @@ struct PairRule {
 
 struct ForwardSizes {
   int64_t block_q, block_kv;
+  int64_t panel_kv;                      // block_kv is a multiple; rows are packed in multiples of it
   int64_t k_block_bytes, v_block_bytes;  // packed K and V of one block
   int64_t partial_bytes;                 // unfinished state of one job
   int64_t scratch_bytes;                 // per worker
 };
 
-// Rows of tensors that a worker will soon read or write: fetched into its cache while it computes, a few of each beside
-// every register tile of scores. (All at once they fill the processor's queue of misses, and it waits.)
+// Rows of tensors that a worker will soon read: fetched into its cache while it computes, a few cache lines beside every
+// register tile of scores. (All at once they fill the processor's queue of misses, and it waits.)
 struct AheadRows {
   const unsigned char* next;
-  int64_t stride, bytes;   // of a row
-  int64_t count, at_once;  // rows that are left; that are fetched beside one tile
+  int64_t stride, bytes;  // of a row
+  int64_t count;          // rows that are left
 };
 struct Ahead {
-  AheadRows rows[4];
+  AheadRows q, k, v;  // one after the other
+  int64_t lines_per_tile;
 };
 
 // Query block `q_block` of one head against key/value rows [kv_begin, kv_end) of the wave.
@@ -121,11 +123,11 @@ struct ForwardWave {
   PairRule pairs;
   double scale;
   int64_t heads_per_kv, kv_heads;
-  int64_t first_group;       // group = batch entry * kv_heads + kv head
-  int64_t kv_begin, kv_end;  // kv_begin is a multiple of block_kv
-  int64_t blocks_per_group;
-  unsigned char *packed_k, *packed_v;  // [group][block]
-  uint8_t* v_nonfinite;                // [group][block]
+  int64_t first_group;                 // group = batch entry * kv_heads + kv head
+  int64_t kv_begin, kv_end;            // kv_begin is a multiple of block_kv
+  int64_t blocks_per_group;            // places; block i has place i % blocks_per_group
+  unsigned char *packed_k, *packed_v;  // [group][place]
+  uint8_t* v_nonfinite;                // [group][place]
   unsigned char* partials;
   int32_t load, finish;  // the state goes on from earlier; the rows end here
   TileLists tiles;
@@ -203,7 +205,8 @@ struct RowDelta {
 // One per instruction set and compute type. All are noexcept and touch nothing outside their arguments.
 struct KernelTable {
   void (*forward_sizes)(int64_t qk_dim, int64_t v_dim, ForwardSizes* sizes);
-  void (*forward_pack)(const ForwardWave& wave, int64_t group, int64_t block, unsigned char* scratch);
+  // Rows of one block, counted from its first: whole panels. Returns whether V holds an inf or NaN there.
+  bool (*forward_pack)(const ForwardWave& wave, int64_t group, int64_t block, KvRange rows, unsigned char* scratch);
   void (*forward_run)(const ForwardWave& wave, const ForwardJob& job, unsigned char* scratch);
   void (*forward_merge)(const ForwardWave& wave, const MergeJob& job, unsigned char* scratch);
   void (*decode_sizes)(int64_t rows, int64_t qk_dim, int64_t v_dim, DecodeSizes* sizes);

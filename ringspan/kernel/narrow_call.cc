@@ -11,16 +11,20 @@ namespace {
 
 // A mask is narrow where a query block meets at most one of so many key blocks, on average.
 constexpr int64_t kNarrowShare = 4;
-// Blocks of a worker's buffer at most, and that a query block may meet. The buffer is used once from one end to the
-// other, so it need not fit a cache; where it begins anew, blocks may be packed twice.
-constexpr int64_t kBufferBlocks = 16;
+// Key blocks that a query block may meet: a worker's buffer has room for them.
+constexpr int64_t kMostMet = 16;
+constexpr int64_t kLineBytes = 64;
+// About as many of a query block's register tiles compute something where a mask leaves half of them or more.
+constexpr int64_t kPairsPerTile = 512;
 // Units of work for each worker, so that none waits long for the last one.
 constexpr int64_t kUnitsPerWorker = 4;
 // A shorter unit would pack much of what its neighbours pack.
 constexpr int64_t kMinUnitBlocks = 8;
 
-struct BlockRange {
-  int64_t begin = 0, end = 0;
+// The part of a block of keys that a place of the buffer holds.
+struct Held {
+  int64_t block;
+  KvRange rows;  // counted from the block's first
 };
 
 class NarrowCall {
@@ -41,7 +45,7 @@ class NarrowCall {
   }
 
   bool is_narrow() const {
-    return most_met_ <= kBufferBlocks && total_met_ * kNarrowShare <= std::ssize(keys_) * kv_blocks_;
+    return most_met_ <= kMostMet && total_met_ * kNarrowShare <= std::ssize(keys_) * kv_blocks_;
   }
   void run(Workspace& workspace, const Parallel& parallel);
 
@@ -50,20 +54,21 @@ class NarrowCall {
   struct Place {
     int64_t batch = 0, head = 0, q_block = 0;
   };
-  // A worker's memory, and the wave of the blocks that it has room for.
+  // A worker's memory. Key block i has place i % buffer_blocks_.
   struct Buffer {
     unsigned char* scratch = nullptr;
     ForwardWave wave{};
-    uint8_t* is_packed = nullptr;
-    int64_t first_block = 0;
+    Held* held = nullptr;
   };
 
   int64_t block_bytes() const { return wave_.sizes.k_block_bytes + wave_.sizes.v_block_bytes; }
   void find_keys();
-  const BlockRange& keys_of(int64_t batch, int64_t q_block) const { return keys_[batch * q_blocks_ + q_block]; }
+  const KvRange& keys_of(int64_t batch, int64_t q_block) const { return keys_[batch * q_blocks_ + q_block]; }
   Buffer place(Arena& arena) const;
   void run_unit(int64_t unit, unsigned char* memory) const;
-  void pack(Buffer& buffer, const BlockRange& keys) const;
+  KvRange rows_in(int64_t block, const KvRange& keys) const;
+  void pack(Buffer& buffer, const KvRange& keys) const;
+  KvRange missing_keys(const Buffer& buffer, int64_t batch, int64_t q_block) const;
   Ahead ahead_of(const Buffer& buffer, const Place& place, const Place& next) const;
 
   const ForwardArgs& args_;
@@ -72,9 +77,9 @@ class NarrowCall {
   ForwardWave wave_;
   int workers_;
   int64_t kv_len_, kv_blocks_, q_blocks_;
-  // From the first key block to the last that each query block keeps a pair with, [batch][query block]; how many that
-  // is at most, and of all together.
-  std::vector<BlockRange> keys_;
+  // From the first key to the last that each query block keeps a pair with, [batch][query block]; in how many blocks
+  // they lie at most, and all together.
+  std::vector<KvRange> keys_;
   int64_t most_met_ = 0, total_met_ = 0;
   int64_t buffer_blocks_ = 1, units_per_group_ = 1;
 };
@@ -87,10 +92,10 @@ void NarrowCall::find_keys() {
         begin = std::min(begin, rows.col_begin);
         end = std::max(end, rows.col_end);
       }
-      BlockRange& keys = keys_.emplace_back();
-      if (begin < end) keys = {begin / wave_.sizes.block_kv, divide_up(end, wave_.sizes.block_kv)};
-      most_met_ = std::max(most_met_, keys.end - keys.begin);
-      total_met_ += keys.end - keys.begin;
+      keys_.push_back({std::min(begin, end), end});
+      const int64_t met = divide_up(end, wave_.sizes.block_kv) - keys_.back().begin / wave_.sizes.block_kv;
+      most_met_ = std::max(most_met_, met);
+      total_met_ += met;
     }
   }
 }
@@ -101,69 +106,92 @@ NarrowCall::Buffer NarrowCall::place(Arena& arena) const {
   buffer.wave.packed_v = arena.take(buffer_blocks_ * wave_.sizes.v_block_bytes);
   buffer.wave.v_nonfinite = arena.take(buffer_blocks_);
   buffer.wave.blocks_per_group = buffer_blocks_;
-  buffer.is_packed = arena.take(buffer_blocks_);
+  buffer.wave.kv_begin = 0;
+  buffer.wave.kv_end = kv_len_;
+  buffer.held = reinterpret_cast<Held*>(arena.take(buffer_blocks_ * static_cast<int64_t>(sizeof(Held))));
   return buffer;
 }
 
-void NarrowCall::pack(Buffer& buffer, const BlockRange& keys) const {
-  const bool fits = keys.begin >= buffer.first_block && keys.end <= buffer.first_block + buffer_blocks_;
-  if (!fits) {
-    std::memset(buffer.is_packed, 0, static_cast<std::size_t>(buffer_blocks_));
-    buffer.first_block = keys.begin;
-    buffer.wave.kv_begin = keys.begin * wave_.sizes.block_kv;
-    buffer.wave.kv_end = std::min(buffer.wave.kv_begin + buffer_blocks_ * wave_.sizes.block_kv, kv_len_);
-  }
-  for (int64_t block = keys.begin - buffer.first_block; block < keys.end - buffer.first_block; ++block) {
-    if (buffer.is_packed[block]) continue;
-    table_.forward_pack(buffer.wave, 0, block, buffer.scratch);
-    buffer.is_packed[block] = 1;
+// Of `keys`, the rows of one block, counted from its first.
+KvRange NarrowCall::rows_in(int64_t block, const KvRange& keys) const {
+  const int64_t base = block * wave_.sizes.block_kv, panel = wave_.sizes.panel_kv;
+  return {std::max<int64_t>(keys.begin - base, 0) / panel * panel,
+          std::min(divide_up(keys.end - base, panel) * panel, wave_.sizes.block_kv)};
+}
+
+void NarrowCall::pack(Buffer& buffer, const KvRange& keys) const {
+  for (int64_t block = keys.begin / wave_.sizes.block_kv; block < divide_up(keys.end, wave_.sizes.block_kv); ++block) {
+    const KvRange rows = rows_in(block, keys);
+    const int64_t place = block % buffer_blocks_;
+    Held& held = buffer.held[place];
+    if (held.block != block) {
+      held = {block, {rows.begin, rows.begin}};
+      buffer.wave.v_nonfinite[place] = 0;
+    }
+    const KvRange missing[] = {{rows.begin, held.rows.begin}, {held.rows.end, rows.end}};
+    for (const KvRange& part : missing) {
+      if (part.begin >= part.end) continue;
+      if (table_.forward_pack(buffer.wave, 0, block, part, buffer.scratch)) buffer.wave.v_nonfinite[place] = 1;
+    }
+    held.rows = {std::min(rows.begin, held.rows.begin), std::max(rows.end, held.rows.end)};
   }
 }
 
-// What the next query block reads and writes. A worker's keys come from memory only once, and mostly in time.
+// What the next query block reads: its rows, and its share of the keys that the query block after this one meets first.
 Ahead NarrowCall::ahead_of(const Buffer& buffer, const Place& place, const Place& next) const {
-  // About as many register tiles as the query block has, of which masks leave half or more.
-  constexpr int64_t kPairsOfTile = 512;
-  int64_t tiles = 1;
-  for (const TileRows& rows : index_.rows_of(place.batch, place.q_block)) {
-    tiles += (rows.row_end - rows.row_begin) * (rows.col_end - rows.col_begin) / kPairsOfTile;
-  }
-  const auto rows_of = [&](const RawView& view, int64_t head, int64_t begin, int64_t end) {
-    return AheadRows{.next = view.data + next.batch * view.stride[0] + head * view.stride[1] + begin * view.stride[2],
-                     .stride = view.stride[2],
-                     .bytes = view.dim * size_of(static_cast<DType>(view.element)),
-                     .count = end - begin,
-                     .at_once = divide_up(end - begin, tiles)};
+  const auto rows_of = [&](const RawView& view, int64_t head, const KvRange& rows) {
+    return AheadRows{
+        .next = view.data + next.batch * view.stride[0] + head * view.stride[1] + rows.begin * view.stride[2],
+        .stride = view.stride[2],
+        .bytes = view.dim * size_of(static_cast<DType>(view.element)),
+        .count = rows.end - rows.begin};
   };
-  Ahead ahead{};
   const int64_t q_begin = next.q_block * wave_.sizes.block_q;
-  const int64_t q_end = std::min(q_begin + wave_.sizes.block_q, args_.q.rows());
-  ahead.rows[0] = rows_of(wave_.q, next.head, q_begin, q_end);
-  if (wave_.finish) ahead.rows[1] = rows_of(wave_.out, next.head, q_begin, q_end);
-  if (next.q_block == place.q_block) return ahead;
-  BlockRange keys = keys_of(next.batch, next.q_block);
-  const auto is_here = [&](int64_t block) {
-    const int64_t index = block - buffer.first_block;
-    return index >= 0 && index < buffer_blocks_ && buffer.is_packed[index];
+  const KvRange q{q_begin, std::min(q_begin + wave_.sizes.block_q, args_.q.rows())};
+  const KvRange missing = missing_keys(buffer, next.batch, place.q_block + 1);
+  const int64_t kv_head = next.head / wave_.heads_per_kv, share = place.head % wave_.heads_per_kv;
+  const auto part_end = [&](int64_t i) {
+    return missing.begin + (missing.end - missing.begin) * i / wave_.heads_per_kv;
   };
-  while (keys.begin < keys.end && is_here(keys.begin)) ++keys.begin;
-  const int64_t kv_begin = keys.begin * wave_.sizes.block_kv, kv_head = next.head / wave_.heads_per_kv;
-  const int64_t kv_end = std::max(std::min(keys.end * wave_.sizes.block_kv, kv_len_), kv_begin);
-  ahead.rows[2] = rows_of(wave_.k, kv_head, kv_begin, kv_end);
-  ahead.rows[3] = rows_of(wave_.v, kv_head, kv_begin, kv_end);
+  const KvRange keys{part_end(share), part_end(share + 1)};
+  Ahead ahead{.q = rows_of(wave_.q, next.head, q),
+              .k = rows_of(wave_.k, kv_head, keys),
+              .v = rows_of(wave_.v, kv_head, keys),
+              .lines_per_tile = 0};
+  int64_t lines = 0, tiles = 1;
+  for (const AheadRows* rows : {&ahead.q, &ahead.k, &ahead.v}) {
+    lines += rows->count * divide_up(rows->bytes, kLineBytes);
+  }
+  for (const TileRows& rows : index_.rows_of(place.batch, place.q_block)) {
+    tiles += (rows.row_end - rows.row_begin) * (rows.col_end - rows.col_begin) / kPairsPerTile;
+  }
+  ahead.lines_per_tile = divide_up(lines, tiles);
   return ahead;
+}
+
+// The keys of a query block that the buffer will lack once the query block before it is done.
+KvRange NarrowCall::missing_keys(const Buffer& buffer, int64_t batch, int64_t q_block) const {
+  if (q_block >= q_blocks_) return {0, 0};
+  KvRange keys = keys_of(batch, q_block);
+  const int64_t end = divide_up(keys.end, wave_.sizes.block_kv);
+  for (int64_t block = keys.begin / wave_.sizes.block_kv; block < end; ++block) {
+    const Held& held = buffer.held[block % buffer_blocks_];
+    if (held.block != block) break;
+    keys.begin = std::max(keys.begin, block * wave_.sizes.block_kv + held.rows.end);
+  }
+  return {std::min(keys.begin, keys.end), keys.end};
 }
 
 void NarrowCall::run_unit(int64_t unit, unsigned char* memory) const {
   Arena arena(reinterpret_cast<std::byte*>(memory));
   Buffer buffer = place(arena);
-  buffer.first_block = kv_blocks_;  // nothing fits yet
+  std::fill_n(buffer.held, buffer_blocks_, Held{-1, {0, 0}});
   const int64_t group = unit / units_per_group_, part = unit % units_per_group_;
   buffer.wave.first_group = group;
   const int64_t batch = group / wave_.kv_heads, first_head = group % wave_.kv_heads * wave_.heads_per_kv;
   const int64_t end = q_blocks_ * (part + 1) / units_per_group_;
   for (int64_t q_block = q_blocks_ * part / units_per_group_; q_block < end; ++q_block) {
-    const BlockRange keys = keys_of(batch, q_block);
+    const KvRange keys = keys_of(batch, q_block);
     const bool is_empty = keys.begin == keys.end;
     // Nothing to add, and the rows neither begin nor end here.
     if (is_empty && wave_.load && !wave_.finish) continue;
@@ -182,7 +210,7 @@ void NarrowCall::run_unit(int64_t unit, unsigned char* memory) const {
 
 void NarrowCall::run(Workspace& workspace, const Parallel& parallel) {
   const int64_t fit = kPackedBytes / block_bytes();
-  buffer_blocks_ = std::max(std::min(kBufferBlocks, fit / workers_), std::max<int64_t>(most_met_, 1));
+  buffer_blocks_ = std::max<int64_t>(most_met_, 1);
   workers_ = static_cast<int>(std::clamp<int64_t>(fit / buffer_blocks_, 1, workers_));
   const int64_t groups = args_.q.batch() * wave_.kv_heads;
   units_per_group_ = std::clamp<int64_t>(divide_up(workers_ == 1 ? 1 : workers_ * kUnitsPerWorker, groups), 1,

@@ -45,16 +45,20 @@ RINGSPAN_INLINE Byte* row_of(const RawView& view, int64_t batch, int64_t head, i
   return view.data + batch * view.stride[0] + head * view.stride[1] + row * view.stride[2];
 }
 
+constexpr int64_t kCacheLine = 64;
+
 RINGSPAN_INLINE void prefetch_row(const Byte* p, int64_t bytes) {
-  constexpr int64_t kCacheLine = 64;
   for (int64_t at = 0; at < bytes; at += kCacheLine) __builtin_prefetch(p + at, 0, 2);
 }
 
 inline __attribute__((noinline)) void fetch_ahead(kernel::Ahead& ahead) {
-  for (kernel::AheadRows& rows : ahead.rows) {
-    const int64_t count = rows.count < rows.at_once ? rows.count : rows.at_once;
-    for (int64_t i = 0; i < count; ++i, rows.next += rows.stride) prefetch_row(rows.next, rows.bytes);
-    rows.count -= count;
+  int64_t lines = ahead.lines_per_tile;
+  for (kernel::AheadRows* rows : {&ahead.q, &ahead.k, &ahead.v}) {
+    for (; rows->count > 0; --rows->count, rows->next += rows->stride) {
+      if (lines <= 0) return;
+      prefetch_row(rows->next, rows->bytes);
+      lines -= ceil_div(rows->bytes, kCacheLine);
+    }
   }
 }
 
@@ -71,6 +75,13 @@ RINGSPAN_INLINE T load_scalar(const Byte* p) {
 template <class T>
 RINGSPAN_INLINE void store_scalar(Byte* p, T value) {
   __builtin_memcpy(p, &value, sizeof(T));
+}
+
+// Whether a row of the tensor is `padded` elements of T side by side (uint16_t: bf16).
+template <class T>
+RINGSPAN_INLINE bool lies_as(const RawView& view, int64_t padded) {
+  constexpr Element kElement = sizeof(T) == 8 ? Element::kF64 : sizeof(T) == 4 ? Element::kF32 : Element::kBF16;
+  return view.element == kElement && view.stride[3] == sizeof(T) && view.dim == padded;
 }
 
 // The row as it is, `dst` filled up with zeros to `padded` elements.
@@ -186,12 +197,7 @@ RINGSPAN_INLINE const typename C::Row* fetch_covered(typename C::Row* buffer, co
   }
   const RawView& view = *range.view;
   const Byte* source = row_of(view, range.batch, range.head, row);
-  const bool same_element = view.element == (sizeof(Row) == 8   ? Element::kF64
-                                             : sizeof(Row) == 4 ? Element::kF32
-                                                                : Element::kBF16);
-  if (same_element && view.stride[3] == sizeof(Row) && view.dim == dims.padded) {
-    return reinterpret_cast<const Row*>(source);
-  }
+  if (lies_as<Row>(view, dims.padded)) return reinterpret_cast<const Row*>(source);
   fetch_row(buffer, view, source, dims.padded);
   return buffer;
 }
@@ -255,11 +261,11 @@ RINGSPAN_INLINE void pack_stacked(typename C::Word* dst, const typename C::Row* 
   }
 }
 
-// Stacked panels of a whole block of `rows` rows. Returns whether inf or NaN was found.
+// Stacked panels of `rows` rows. Returns whether inf or NaN was found.
 template <class C>
-bool pack_stacked_block(typename C::Word* dst, const RowRange& range, int64_t rows, typename C::Row* buffer) {
+bool pack_stacked_block(typename C::Word* dst, const RowRange& range, int64_t rows, int64_t panel_stride,
+                        typename C::Row* buffer) {
   const PackedDims<C> dims(range.view->dim);
-  const int64_t panel_stride = rows / C::kPair * C::kCols;
   bool nonfinite = false;
   for (int64_t row = 0; row < rows; row += C::kPair) {
     const typename C::Row* fetched[C::kPair];

@@ -72,15 +72,17 @@ RINGSPAN_INLINE void store_row_state(const ForwardWave& wave, const RowPlace& at
   const Acc keep = wave.finish ? join_sink(wave, at, m, l) : Acc{1};
   const bool empty = l == 0;
   const Acc factor = !wave.finish ? Acc{1} : empty ? Acc{0} : keep / l * static_cast<Acc>(wave.pairs.rescale);
-  gather_row<C>(buffer, state.o, state.panels, state.panel_stride, factor);
+  const RawView& view = wave.finish ? wave.out : wave.state_acc;
+  Byte* target = row_of(view, at.batch, at.head, at.row);
+  const bool in_place = lies_as<Acc>(view, state.panels * C::kCols);
+  gather_row<C>(in_place ? reinterpret_cast<Acc*>(target) : buffer, state.o, state.panels, state.panel_stride, factor);
+  if (!in_place) store_row(view, target, buffer);
   if (wave.finish) {
     const Acc lse = empty ? -kInf : static_cast<Acc>(static_cast<double>(m) + __builtin_log(static_cast<double>(l)));
-    store_row(wave.out, row_of(wave.out, at.batch, at.head, at.row), buffer);
     store_scalar(row_of(wave.out_max, at.batch, at.head, at.row), empty ? -kInf : m);
     store_scalar(row_of(wave.out_sum, at.batch, at.head, at.row), l);
     store_scalar(row_of(wave.out_lse, at.batch, at.head, at.row), lse);
   } else {
-    store_row(wave.state_acc, row_of(wave.state_acc, at.batch, at.head, at.row), buffer);
     store_scalar(row_of(wave.state_max, at.batch, at.head, at.row), m);
     store_scalar(row_of(wave.state_sum, at.batch, at.head, at.row), l);
   }

@@ -1,5 +1,5 @@
-// Masks that keep few keys for each query block (kernel/narrow_call.h): many key blocks, so that a buffer of packed
-// keys begins anew, and workers that pack the same block twice.
+// Masks that keep few keys for each query block (kernel/narrow_call.h): many key blocks, so that the places of a buffer
+// of packed keys serve one after the other, and workers that pack the same block twice.
 #include <algorithm>
 #include <array>
 #include <memory>
@@ -61,26 +61,17 @@ TEST_P(AttentionNarrowTest, PartsOfTheKeysAddUpToTheWhole) {
   expect_accurate(*c, run_forward(*c, kernels(), {.num_calls = 3, .parallel = &pool}));
 }
 
-// The rows [begin, end) of a case and their tiles as a call of their own, in fixed order.
-Array rows_alone(const AttentionCase& c, const Kernels& kernels, int64_t begin, int64_t end) {
+// Query rows with tiles of their own against a case's keys, in fixed order.
+Array attend_rows(const AttentionCase& c, const Kernels& kernels, const Array& rows, const std::vector<Tile>& tiles) {
   const DType dtype = c.spec.dtype;
-  const Tensor q(c.inputs.q, dtype), k(c.inputs.k, dtype), v(c.inputs.v, dtype);
-  std::vector<Tile> tiles;
-  for (Tile tile : c.tiles) {
-    const int64_t first = std::max(tile.q_row0, begin), last = std::min(tile.q_row0 + tile.q_rows, end);
-    if (first >= last) continue;
-    tile.q_pos0 += (first - tile.q_row0) * tile.q_stride;
-    tile.q_row0 = first - begin;
-    tile.q_rows = last - first;
-    tiles.push_back(tile);
-  }
+  const Tensor q(rows, dtype), k(c.inputs.k, dtype), v(c.inputs.v, dtype);
   std::array<int64_t, 4> out_size = c.want.out.size, row_size = c.want.lse.size;
-  out_size[2] = row_size[2] = end - begin;
+  out_size[2] = row_size[2] = rows.size[2];
   Tensor out(dtype, out_size);
   const DType sums = accumulator_of(dtype);
   Tensor max(sums, row_size), sum(sums, row_size), lse(sums, row_size);
   Workspace workspace;
-  kernels.forward({.q = narrow(q.view(), 2, begin, end),
+  kernels.forward({.q = q.view(),
                    .k = k.view(),
                    .v = v.view(),
                    .tiles = tiles,
@@ -92,19 +83,62 @@ Array rows_alone(const AttentionCase& c, const Kernels& kernels, int64_t begin, 
   return out.array();
 }
 
+// Adds the parts of `tiles` that lie in rows [begin, end), moved to row `target`.
+void add_moved(std::vector<Tile>& moved, const std::vector<Tile>& tiles, int64_t begin, int64_t end, int64_t target) {
+  for (Tile tile : tiles) {
+    const int64_t first = std::max(tile.q_row0, begin), last = std::min(tile.q_row0 + tile.q_rows, end);
+    if (first >= last) continue;
+    tile.q_pos0 += (first - tile.q_row0) * tile.q_stride;
+    tile.q_row0 = first - begin + target;
+    tile.q_rows = last - first;
+    moved.push_back(tile);
+  }
+}
+
+constexpr int64_t kBlock = 192;
+
 // One query block is too few jobs for a narrow call, so that the same rows go by waves: the schedule "invariant" may
 // see either, and asks for the same bits.
 TEST_P(AttentionNarrowTest, FixedOrderGivesTheBitsOfAWave) {
-  constexpr int64_t kBlock = 192;
   if (kIsSanitized) GTEST_SKIP() << "the same memory as above";
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
     const auto c = make_case(spec_of(dtype, MaskKind::kDocuments));
-    const Array whole = rows_alone(*c, kernels(), 0, kRows);
+    const Array whole = attend_rows(*c, kernels(), c->inputs.q, c->tiles);
     for (const int64_t begin : {int64_t{0}, 3 * kBlock, 6 * kBlock}) {
-      const Array part = rows_alone(*c, kernels(), begin, begin + kBlock);
-      EXPECT_TRUE(same_bits(part, picked(whole, {.first = begin, .count = kBlock})))
+      std::vector<Tile> tiles;
+      add_moved(tiles, c->tiles, begin, begin + kBlock, 0);
+      const Pick run{.first = begin, .count = kBlock};
+      EXPECT_TRUE(same_bits(attend_rows(*c, kernels(), picked(c->inputs.q, run), tiles), picked(whole, run)))
           << c->spec << " from row " << begin;
     }
+  }
+}
+
+// The query blocks in descending order.
+Array descending(const Array& rows) {
+  Array moved(rows.size);
+  for_each_index(moved.size, [&](int64_t b, int64_t n, int64_t s, int64_t d) {
+    moved.at(b, n, s, d) = rows.at(b, n, rows.size[2] - kBlock - s / kBlock * kBlock + s % kBlock, d);
+  });
+  return moved;
+}
+
+// Then each needs keys before those that its worker has packed, some of the same key block.
+TEST_P(AttentionNarrowTest, KeysMayComeInAnyOrder) {
+  constexpr int64_t kWholeBlocks = 8 * kBlock;
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    if (kIsSanitized && dtype != DType::kF32) continue;
+    CaseSpec spec = spec_of(dtype, MaskKind::kWindow);
+    spec.q_len = spec.kv_len = kWholeBlocks;
+    const auto c = make_case(spec);
+    std::vector<Tile> tiles;
+    for (int64_t to = 0; to < kWholeBlocks; to += kBlock) {
+      const int64_t from = kWholeBlocks - kBlock - to;
+      add_moved(tiles, c->tiles, from, from + kBlock, to);
+    }
+    EXPECT_TRUE(same_bits(attend_rows(*c, kernels(), descending(c->inputs.q), tiles),
+                          descending(attend_rows(*c, kernels(), c->inputs.q, c->tiles))))
+        << c->spec;
   }
 }
 
