@@ -245,6 +245,11 @@ void TorchStore::take_pieces(const Post& post, Journey& journey) {
   }
 }
 
+bool TorchStore::awaits(int64_t step, bool gradients) const {
+  return std::any_of(journeys_.begin(), journeys_.end(),
+                     [&](const Journey& journey) { return journey.is_due(step, gradients); });
+}
+
 void TorchStore::wait(int64_t step, bool gradients) {
   if (!gradients && gather_is_under_way_ && step > 0) {
     gather_is_under_way_ = false;
@@ -252,7 +257,7 @@ void TorchStore::wait(int64_t step, bool gradients) {
   }
   std::vector<Arrival> arrivals;
   for (auto journey = journeys_.begin(); journey != journeys_.end();) {
-    if (journey->needed_by > step || journey->gradients != gradients) {
+    if (!journey->is_due(step, gradients)) {
       ++journey;
       continue;
     }

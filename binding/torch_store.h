@@ -40,6 +40,7 @@ class TorchStore final : public Store {
 
   void post(std::span<const Transfer> transfers) override;
   void wait(int64_t step, bool gradients) override;
+  bool awaits(int64_t step, bool gradients) const override;
 
  private:
   // Rows that arrive in a message, or come from another slot here.
@@ -54,6 +55,8 @@ class TorchStore final : public Store {
     Flight flight{};
     bool is_sent = false;
     std::vector<Arrival> arrivals{};  // to be copied or added
+
+    bool is_due(int64_t step, bool of_gradients) const { return needed_by <= step && gradients == of_gradients; }
   };
   using Slot = std::pair<Payload, int64_t>;
 

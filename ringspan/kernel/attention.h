@@ -59,6 +59,7 @@ struct BackwardArgs {
   // What is not wanted costs no product, its views are not looked at: 3 of 5 products for dq alone, 4 for dk and dv.
   bool wants_dq = true, wants_dkv = true;
   // Called once, by the calling thread, before dk and dv are first touched (their other parts may still be arriving).
+  // Where it is empty they may be written at any time, which is faster.
   std::function<void()> before_accumulate;
   PairInputs pairs{};
   // [B, N, rows, columns] like pairs.bias, accumulator type, strides 0 where the bias is shared; always added to. An

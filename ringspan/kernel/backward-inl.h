@@ -24,6 +24,7 @@ using kernel::BackwardJob;
 using kernel::BackwardSizes;
 using kernel::BackwardStep;
 using kernel::BackwardWave;
+using kernel::QueryProgress;
 using kernel::TileRows;
 
 template <class C>
@@ -51,9 +52,11 @@ RINGSPAN_INLINE QueryBlock<C> query_block(const BackwardWave& wave, int64_t grou
   Carver carver(wave.packed_q + index * wave.sizes.q_block_bytes);
   return QueryBlock<C>(carver, PackedDims<C>(wave.q.dim), PackedDims<C>(wave.v.dim));
 }
+// `memory` of the worker, which may be null where the wave holds the sums.
 template <class C>
-RINGSPAN_INLINE KvSums<C> kv_sums(const BackwardWave& wave, int64_t group, int64_t kv_block) {
-  Carver carver(wave.sums_kv + (group * wave.kv_blocks + kv_block) * wave.sizes.kv_block_bytes);
+RINGSPAN_INLINE KvSums<C> kv_sums(const BackwardWave& wave, int64_t group, int64_t kv_block, Byte* memory) {
+  const int64_t index = group * wave.kv_blocks + kv_block;
+  Carver carver(wave.sums_kv ? wave.sums_kv + index * wave.sizes.kv_block_bytes : memory + wave.sizes.scratch_bytes);
   return KvSums<C>(carver, PackedDims<C>(wave.q.dim), PackedDims<C>(wave.v.dim), wave.sizes.block_kv);
 }
 
@@ -78,13 +81,18 @@ RINGSPAN_INLINE bool pack_both_forms(typename C::Word* row_panels, typename C::W
 }
 
 template <class C>
-void backward_pack(const BackwardWave& wave, int64_t group, int64_t head, int64_t q_block, Byte* scratch) {
+RINGSPAN_INLINE void clear_q_sums(const QueryBlock<C>& block, const PackedDims<C>& qk) {
+  const int64_t count = qk.panels * QueryBlock<C>::kRowPanelStride;
+  __builtin_memset(block.dq, 0, static_cast<std::size_t>(count) * sizeof(typename C::Acc));
+}
+
+template <class C>
+void pack_query_block(const BackwardWave& wave, int64_t group, int64_t head, int64_t q_block, typename C::Row* rows) {
   using Acc = typename C::Acc;
   const int64_t batch = (wave.first_group + group) / wave.kv_heads;
   const int64_t q_head = (wave.first_group + group) % wave.kv_heads * wave.heads_per_kv + head;
   const QueryBlock<C> block = query_block<C>(wave, group, head, q_block);
   const PackedDims<C> qk(wave.q.dim);
-  auto* rows = reinterpret_cast<typename C::Row*>(scratch);
   const int64_t begin = wave.q_begin + q_block * kBackwardRows;
   RowRange range{&wave.q, batch, q_head, begin, wave.q_end, wave.tiles.q_covered + batch * wave.tiles.q_len};
   const Acc q_factor = C::kScaleOnPack ? static_cast<Acc>(wave.scale) : Acc{1};
@@ -101,12 +109,12 @@ void backward_pack(const BackwardWave& wave, int64_t group, int64_t head, int64_
     block.lse[r] = lse;
     block.delta[r] = load_scalar<Acc>(row_of(wave.delta, batch, q_head, begin + r));
   }
-  __builtin_memset(block.dq, 0, static_cast<std::size_t>(qk.panels * QueryBlock<C>::kRowPanelStride) * sizeof(Acc));
+  clear_q_sums(block, qk);
 }
 
-RINGSPAN_INLINE void wait_for_turn(const uint32_t* turns, uint32_t turn) {
+RINGSPAN_INLINE void wait_until(const uint32_t* value, uint32_t wanted) {
   constexpr int kSpins = 256;
-  for (int spin = 0; __atomic_load_n(turns, __ATOMIC_ACQUIRE) != turn; ++spin) {
+  for (int spin = 0; __atomic_load_n(value, __ATOMIC_ACQUIRE) != wanted; ++spin) {
     if (spin >= kSpins) {
       sched_yield();
     } else {
@@ -114,6 +122,20 @@ RINGSPAN_INLINE void wait_for_turn(const uint32_t* turns, uint32_t turn) {
       __builtin_ia32_pause();
 #endif
     }
+  }
+}
+
+// The q block is packed when this returns, by this worker or by another one.
+template <class C>
+RINGSPAN_INLINE void pack_once(const BackwardWave& wave, int64_t group, int64_t head, int64_t q_block, uint32_t* packed,
+                               typename C::Row* rows) {
+  constexpr uint32_t kBegun = 1, kDone = 2;
+  uint32_t seen = 0;
+  if (__atomic_compare_exchange_n(packed, &seen, kBegun, false, __ATOMIC_ACQUIRE, __ATOMIC_ACQUIRE)) {
+    pack_query_block<C>(wave, group, head, q_block, rows);
+    __atomic_store_n(packed, kDone, __ATOMIC_RELEASE);
+  } else if (seen != kDone) {
+    wait_until(packed, kDone);
   }
 }
 
@@ -146,6 +168,96 @@ RINGSPAN_INLINE void clear_sums(const BackwardBlock<C>& b) {
   __builtin_memset(b.sums.dk, 0, static_cast<std::size_t>(sums.bytes()));
 }
 
+// A row of sums, [panel][row][kCols], times `factor`: instead of the row of a gradient, or added to it.
+template <class C>
+RINGSPAN_INLINE void write_row(const RawView& view, Byte* target, const typename C::Acc* sums, int64_t panel_stride,
+                               typename C::Acc factor, bool overwrite) {
+  using Acc = typename C::Acc;
+  alignas(64) Acc row[kMaxDim];
+  gather_row<C>(row, sums, ceil_div(view.dim, C::kCols), panel_stride, factor);
+  if (overwrite) {
+    scatter_row(view, target, row);
+  } else {
+    add_row(view, target, row);
+  }
+}
+
+template <class C>
+void backward_write_q(const BackwardWave& wave, int64_t group, int64_t head, int64_t q_block) {
+  const int64_t batch = (wave.first_group + group) / wave.kv_heads;
+  const int64_t q_head = (wave.first_group + group) % wave.kv_heads * wave.heads_per_kv + head;
+  const QueryBlock<C> block = query_block<C>(wave, group, head, q_block);
+  const PackedDims<C> qk(wave.q.dim);
+  // No key of the wave met the block, and so nobody began its sums.
+  if (wave.progress[query_index<C>(wave, group, head, q_block)].packed == 0) clear_q_sums(block, qk);
+  const int64_t begin = wave.q_begin + q_block * kBackwardRows;
+  const int64_t count = smaller(kBackwardRows, wave.q_end - begin);
+  for (int64_t r = 0; r < count; ++r) {
+    write_row<C>(wave.dq, row_of(wave.dq, batch, q_head, begin + r), block.dq + r * C::kCols,
+                 QueryBlock<C>::kRowPanelStride, static_cast<typename C::Acc>(wave.scale), wave.dq_overwrite);
+  }
+}
+
+template <class C>
+void write_kv_block(const BackwardWave& wave, int64_t group, int64_t kv_block, const KvSums<C>& sums) {
+  using Acc = typename C::Acc;
+  const int64_t batch = (wave.first_group + group) / wave.kv_heads;
+  const int64_t kv_head = (wave.first_group + group) % wave.kv_heads;
+  const int64_t panel_stride = wave.sizes.block_kv * C::kCols;
+  const int64_t begin = wave.kv_begin + kv_block * wave.sizes.block_kv;
+  const int64_t count = smaller(wave.sizes.block_kv, wave.kv_end - begin);
+  // A packed q already holds the scale.
+  const Acc dk_factor = C::kScaleOnPack ? Acc{1} : static_cast<Acc>(wave.scale);
+  const auto dv_factor = static_cast<Acc>(wave.pairs.rescale);
+  for (int64_t r = 0; r < count; ++r) {
+    write_row<C>(wave.dk, row_of(wave.dk, batch, kv_head, begin + r), sums.dk + r * C::kCols, panel_stride, dk_factor,
+                 wave.dkv_overwrite);
+    write_row<C>(wave.dv, row_of(wave.dv, batch, kv_head, begin + r), sums.dv + r * C::kCols, panel_stride, dv_factor,
+                 wave.dkv_overwrite);
+  }
+}
+
+template <class C>
+void backward_write_kv(const BackwardWave& wave, int64_t group, int64_t kv_block) {
+  write_kv_block(wave, group, kv_block, kv_sums<C>(wave, group, kv_block, nullptr));
+}
+
+template <class C>
+RINGSPAN_INLINE void pack_kv_block(const BackwardWave& wave, BackwardBlock<C>& b, int64_t kv_head) {
+  const int64_t batch = b.pairs.batch;
+  RowRange range{&wave.k,        batch,       kv_head,
+                 b.pairs.kv_row, wave.kv_end, wave.tiles.kv_covered + batch * wave.tiles.kv_len};
+  pack_columns<C>(b.s.k_columns, range, b.cols, b.s.rows);
+  if (wave.wants_dq) {
+    b.k_nonfinite = pack_stacked_block<C>(b.s.k_stacked, range, b.cols, b.cols / C::kPair * C::kCols, b.s.rows);
+  }
+  range.view = &wave.v;
+  pack_columns<C>(b.s.v_columns, range, b.cols, b.s.rows);
+}
+
+// One q block of one head, which is packed: its gradients, and what it adds to those of the job's keys.
+template <class C>
+RINGSPAN_INLINE void meet_query_block(const BackwardWave& wave, BackwardBlock<C>& b, const BackwardStep& step,
+                                      uint32_t* turn) {
+  const int64_t q_begin = wave.q_begin + step.q_block * kBackwardRows;
+  const int64_t list = b.pairs.batch * wave.tiles.num_q_blocks + q_begin / kBackwardRows;
+  b.pairs.q_row = q_begin;
+  bool my_turn = false;
+  for (int64_t t = wave.tiles.start[list]; t < wave.tiles.start[list + 1]; ++t) {
+    b.pairs.place = kernel::place_of(*wave.tiles.rows[t].tile);
+    if (!begin_tile(wave, b, wave.tiles.rows[t], q_begin, b.pairs.kv_row)) continue;
+    fill_scores(b);
+    if (wave.wants_dkv) add_kv_sums(b);
+    if (!wave.wants_dq) continue;
+    if (!my_turn) wait_until(turn, step.turn);
+    my_turn = true;
+    b.k_nonfinite ? add_q_sums<C, true>(b) : add_q_sums<C, false>(b);
+  }
+  if (!wave.wants_dq) return;
+  if (!my_turn) wait_until(turn, step.turn);
+  __atomic_store_n(turn, step.turn + 1, __ATOMIC_RELEASE);
+}
+
 template <class C>
 void backward_run(const BackwardWave& wave, const BackwardJob& job, Byte* memory) {
   const PackedDims<C> qk(wave.q.dim), v(wave.v.dim);
@@ -156,7 +268,7 @@ void backward_run(const BackwardWave& wave, const BackwardJob& job, Byte* memory
   const int64_t kv_begin = wave.kv_begin + job.kv_block * wave.sizes.block_kv;
   BackwardBlock<C> b{s,
                      query_block<C>(wave, job.group, wave.head_begin, 0),
-                     kv_sums<C>(wave, job.group, job.kv_block),
+                     kv_sums<C>(wave, job.group, job.kv_block, memory),
                      qk,
                      v,
                      wave.sizes.block_kv,
@@ -171,86 +283,21 @@ void backward_run(const BackwardWave& wave, const BackwardJob& job, Byte* memory
                      {wave.pairs.changes_scores || wave.pairs.drops ? &wave.pairs : nullptr, {}, batch, 0, 0, kv_begin},
                      wave.dbias.data ? &wave.dbias : nullptr};
   if (wave.wants_dkv) clear_sums(b);
-  if (job.num_steps == 0) return;
-  RowRange range{&wave.k, batch, kv_head, kv_begin, wave.kv_end, wave.tiles.kv_covered + batch * wave.tiles.kv_len};
-  pack_columns<C>(s.k_columns, range, b.cols, s.rows);
-  if (wave.wants_dq) {
-    b.k_nonfinite = pack_stacked_block<C>(s.k_stacked, range, b.cols, b.cols / C::kPair * C::kCols, s.rows);
-  }
-  range.view = &wave.v;
-  pack_columns<C>(s.v_columns, range, b.cols, s.rows);
+  if (job.num_steps > 0) pack_kv_block(wave, b, kv_head);
   for (int64_t head = wave.head_begin; head < wave.head_end; ++head) {
     b.pairs.head = kv_head * wave.heads_per_kv + head;
     for (int64_t i = 0; i < job.num_steps; ++i) {
       const BackwardStep& step = job.steps[i];
       b.q = query_block<C>(wave, job.group, head, step.q_block);
-      uint32_t* turns = wave.turns + query_index<C>(wave, job.group, head, step.q_block);
-      const int64_t q_begin = wave.q_begin + step.q_block * kBackwardRows;
-      const int64_t list = batch * wave.tiles.num_q_blocks + q_begin / kBackwardRows;
-      bool my_turn = false;
-      for (int64_t t = wave.tiles.start[list]; t < wave.tiles.start[list + 1]; ++t) {
-        b.pairs.place = kernel::place_of(*wave.tiles.rows[t].tile);
-        b.pairs.q_row = q_begin;
-        if (!begin_tile(wave, b, wave.tiles.rows[t], q_begin, kv_begin)) continue;
-        fill_scores(b);
-        if (wave.wants_dkv) add_kv_sums(b);
-        if (!wave.wants_dq) continue;
-        if (!my_turn) wait_for_turn(turns, step.turn);
-        my_turn = true;
-        b.k_nonfinite ? add_q_sums<C, true>(b) : add_q_sums<C, false>(b);
+      QueryProgress& progress = wave.progress[query_index<C>(wave, job.group, head, step.q_block)];
+      pack_once<C>(wave, job.group, head, step.q_block, &progress.packed, s.rows);
+      meet_query_block(wave, b, step, &progress.turn);
+      if (wave.wants_dq && wave.writes_at_once && step.is_last) {
+        backward_write_q<C>(wave, job.group, head, step.q_block);
       }
-      if (!wave.wants_dq) continue;
-      if (!my_turn) wait_for_turn(turns, step.turn);
-      __atomic_store_n(turns, step.turn + 1, __ATOMIC_RELEASE);
     }
   }
-}
-
-template <class C>
-RINGSPAN_INLINE void write_row(const RawView& view, Byte* target, typename C::Acc* row, bool overwrite) {
-  if (overwrite) {
-    scatter_row(view, target, row);
-  } else {
-    add_row(view, target, row);
-  }
-}
-
-template <class C>
-void backward_write_q(const BackwardWave& wave, int64_t group, int64_t head, int64_t q_block) {
-  using Acc = typename C::Acc;
-  alignas(64) Acc row[kMaxDim];
-  const int64_t batch = (wave.first_group + group) / wave.kv_heads;
-  const int64_t q_head = (wave.first_group + group) % wave.kv_heads * wave.heads_per_kv + head;
-  const QueryBlock<C> block = query_block<C>(wave, group, head, q_block);
-  const PackedDims<C> qk(wave.q.dim);
-  const int64_t begin = wave.q_begin + q_block * kBackwardRows;
-  const int64_t count = smaller(kBackwardRows, wave.q_end - begin);
-  for (int64_t r = 0; r < count; ++r) {
-    gather_row<C>(row, block.dq + r * C::kCols, qk.panels, QueryBlock<C>::kRowPanelStride,
-                  static_cast<Acc>(wave.scale));
-    write_row<C>(wave.dq, row_of(wave.dq, batch, q_head, begin + r), row, wave.dq_overwrite);
-  }
-}
-
-template <class C>
-void backward_write_kv(const BackwardWave& wave, int64_t group, int64_t kv_block) {
-  using Acc = typename C::Acc;
-  alignas(64) Acc row[kMaxDim];
-  const int64_t batch = (wave.first_group + group) / wave.kv_heads;
-  const int64_t kv_head = (wave.first_group + group) % wave.kv_heads;
-  const KvSums<C> sums = kv_sums<C>(wave, group, kv_block);
-  const PackedDims<C> qk(wave.q.dim), v(wave.v.dim);
-  const int64_t panel_stride = wave.sizes.block_kv * C::kCols;
-  const int64_t begin = wave.kv_begin + kv_block * wave.sizes.block_kv;
-  const int64_t count = smaller(wave.sizes.block_kv, wave.kv_end - begin);
-  // A packed q already holds the scale.
-  const Acc dk_factor = C::kScaleOnPack ? Acc{1} : static_cast<Acc>(wave.scale);
-  for (int64_t r = 0; r < count; ++r) {
-    gather_row<C>(row, sums.dk + r * C::kCols, qk.panels, panel_stride, dk_factor);
-    write_row<C>(wave.dk, row_of(wave.dk, batch, kv_head, begin + r), row, wave.dkv_overwrite);
-    gather_row<C>(row, sums.dv + r * C::kCols, v.panels, panel_stride, static_cast<Acc>(wave.pairs.rescale));
-    write_row<C>(wave.dv, row_of(wave.dv, batch, kv_head, begin + r), row, wave.dkv_overwrite);
-  }
+  if (wave.wants_dkv && wave.writes_at_once) write_kv_block(wave, job.group, job.kv_block, b.sums);
 }
 
 }  // namespace ringspan::RINGSPAN_ISA_NAMESPACE

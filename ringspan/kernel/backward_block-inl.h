@@ -138,14 +138,15 @@ RINGSPAN_INLINE bool clip_columns(ColumnLimits<C>& limits, const int32_t* first,
   return begin < end;
 }
 
-// a B of one panel: scores or dP.
-template <class C>
-RINGSPAN_INLINE void multiply_panel(RegisterTile<C>& tile, const typename C::Word* a, const typename C::Word* b,
+// a B of one panel or of its first vector: scores or dP.
+template <class C, int kWide>
+RINGSPAN_INLINE void multiply_panel(RegisterTile<C, kWide>& tile, const typename C::Word* a, const typename C::Word* b,
                                     const PackedDims<C>& dims) {
   tile.clear();
   for (int64_t panel = 0; panel < dims.word_panels; ++panel) {
-    multiply_add<C, 1, C::kCols>(tile, a + panel * QueryBlock<C>::kRowPanelStride, b + panel * C::kCols * C::kCols,
-                                 smaller(C::kCols, dims.words - panel * C::kCols));
+    multiply_add<C, 1, C::kCols, false, kWide>(tile, a + panel * QueryBlock<C>::kRowPanelStride,
+                                               b + panel * C::kCols * C::kCols,
+                                               smaller(C::kCols, dims.words - panel * C::kCols));
   }
 }
 
@@ -230,12 +231,12 @@ void change_gradients(const BackwardBlock<C>& b, const ColumnLimits<C>& limits, 
 }
 
 // P of one row group and one panel of columns, to `p`.
-template <class C>
+template <class C, int kWide>
 RINGSPAN_INLINE void fill_weights(const BackwardBlock<C>& b, const ColumnLimits<C>& limits, int64_t row, int64_t col,
                                   bool masked, typename C::Acc* p, int64_t p_stride) {
   using Acc = typename C::Acc;
   constexpr int kLane = kLanes<Acc>;
-  RegisterTile<C> tile;
+  RegisterTile<C, kWide> tile;
   Acc factor = b.factor;
   if (b.pairs.changes_scores()) {
     tile.load_from(b.s.scores + col, kGradStride);
@@ -246,7 +247,7 @@ RINGSPAN_INLINE void fill_weights(const BackwardBlock<C>& b, const ColumnLimits<
   RINGSPAN_UNROLL
   for (int r = 0; r < C::kRows; ++r) {
     RINGSPAN_UNROLL
-    for (int j = 0; j < C::kVectors; ++j) {
+    for (int j = 0; j < kWide; ++j) {
       Vector<Acc> score = tile.v[r][j];
       if constexpr (!C::kScaleOnPack) score *= factor;
       Vector<Acc> e = exp(score - b.q.lse[row + r]);
@@ -263,12 +264,12 @@ RINGSPAN_INLINE void fill_weights(const BackwardBlock<C>& b, const ColumnLimits<
 }
 
 // dS of the same, to where dK and dQ read it; and P where dropout takes from it.
-template <class C>
+template <class C, int kWide>
 RINGSPAN_INLINE void fill_gradients(const BackwardBlock<C>& b, const ColumnLimits<C>& limits, int64_t row, int64_t col,
                                     typename C::Acc* p, int64_t p_stride) {
   using Acc = typename C::Acc;
   constexpr int kLane = kLanes<Acc>;
-  RegisterTile<C> tile;
+  RegisterTile<C, kWide> tile;
   multiply_panel(tile, b.q.dout_rows + row * C::kCols, b.s.v_columns + col * b.v.words, b.v);
   if (b.changes_gradients()) {
     tile.store_to(b.s.tile, C::kCols);
@@ -288,7 +289,7 @@ RINGSPAN_INLINE void fill_gradients(const BackwardBlock<C>& b, const ColumnLimit
     RINGSPAN_UNROLL
     for (int r = 0; r < C::kRows; ++r) {
       RINGSPAN_UNROLL
-      for (int j = 0; j < C::kVectors; ++j) {
+      for (int j = 0; j < kWide; ++j) {
         const Vector<Acc> e = load(p + r * p_stride + j * kLane);
         // Not e * (...): dP may be NaN where nothing is kept.
         const Vector<Acc> ds = e == 0 ? Vector<Acc>{} : e * (tile.v[r][j] - b.q.delta[row + r]);
@@ -305,8 +306,8 @@ RINGSPAN_INLINE void fill_gradients(const BackwardBlock<C>& b, const ColumnLimit
 #endif
 }
 
-// P and dS of one row group and one panel of columns.
-template <class C>
+// P and dS of one row group and one panel of columns, or of the panel's first vector.
+template <class C, int kWide = C::kVectors>
 RINGSPAN_INLINE void grad_scores(const BackwardBlock<C>& b, const ColumnLimits<C>& limits, int64_t row, int64_t col,
                                  bool masked) {
   typename C::Acc* p = b.s.s;
@@ -315,8 +316,8 @@ RINGSPAN_INLINE void grad_scores(const BackwardBlock<C>& b, const ColumnLimits<C
     p = b.s.p + row * kGradStride + col;
     p_stride = kGradStride;
   }
-  fill_weights(b, limits, row, col, masked, p, p_stride);
-  fill_gradients(b, limits, row, col, p, p_stride);
+  fill_weights<C, kWide>(b, limits, row, col, masked, p, p_stride);
+  fill_gradients<C, kWide>(b, limits, row, col, p, p_stride);
 }
 
 template <class C>
@@ -346,10 +347,18 @@ RINGSPAN_INLINE void fill_scores(const BackwardBlock<C>& b) {
     }
     clear_columns(b, row, b.zero_begin, limits.begin);
     if (b.pairs.rule) prepare_pairs(b, limits, row);
-    for (int64_t col = limits.begin; col < limits.end; col += C::kCols) {
-      grad_scores(b, limits, row, col, col < all_first || col + C::kCols > all_last);
+    const auto is_masked = [&](int64_t col) { return col < all_first || col + C::kCols > all_last; };
+    // Of the last panel, no more vectors than some row keeps a part of.
+    constexpr int64_t kLane = kLanes<typename C::Acc>;
+    const bool is_cut = C::kPair == 1 && limits.used_end + kLane <= limits.end && !b.pairs.rule && !b.dbias;
+    const int64_t whole_end = is_cut ? limits.end - C::kCols : limits.end;
+    for (int64_t col = limits.begin; col < whole_end; col += C::kCols) {
+      grad_scores(b, limits, row, col, is_masked(col));
     }
-    clear_columns(b, row, limits.end, b.zero_end);
+    if constexpr (C::kPair == 1) {
+      if (is_cut) grad_scores<C, 1>(b, limits, row, whole_end, is_masked(whole_end));
+    }
+    clear_columns(b, row, is_cut ? whole_end + kLane : limits.end, b.zero_end);
   }
 }
 

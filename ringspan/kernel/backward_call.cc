@@ -40,6 +40,7 @@ class BackwardCall {
   int64_t group_bytes() const {
     return heads_per_kv_ * index_.num_q_blocks() * sizes_.q_block_bytes + kv_blocks_ * sizes_.kv_block_bytes;
   }
+  int64_t worker_bytes() const { return sizes_.scratch_bytes + (wave_.writes_at_once ? sizes_.kv_block_bytes : 0); }
   void plan_spans();
   void place(Arena& arena);
   void begin_wave(const Span& span);
@@ -75,7 +76,7 @@ class BackwardCall {
   std::vector<BackwardStep> steps_;
   std::vector<int64_t> step_start_;
   std::vector<BackwardJob> jobs_;
-  std::vector<uint32_t> turns_;
+  std::vector<QueryProgress> progress_;
   bool accumulating_ = false;
 };
 
@@ -131,8 +132,8 @@ void BackwardCall::place(Arena& arena) {
     kv_units = std::max(kv_units, num_kv_units(span));
   }
   wave_.packed_q = arena.take(query_units * sizes_.q_block_bytes);
-  wave_.sums_kv = arena.take(kv_units * sizes_.kv_block_bytes);
-  scratch_ = arena.take(workers_ * sizes_.scratch_bytes);
+  if (!wave_.writes_at_once) wave_.sums_kv = arena.take(kv_units * sizes_.kv_block_bytes);
+  scratch_ = arena.take(workers_ * worker_bytes());
 }
 
 void BackwardCall::begin_wave(const Span& span) {
@@ -167,8 +168,11 @@ void BackwardCall::plan_steps(const Span& span) {
           std::fill(meets.begin() + block, meets.begin() + block_end, 1);
         }
         uint32_t turn = 0;
+        const auto turns = static_cast<uint32_t>(std::count(meets.begin(), meets.end(), 1));
         for (int64_t kv = 0; kv < wave_.kv_blocks; ++kv) {
-          if (meets[kv]) visit(b * wave_.kv_blocks + kv, BackwardStep{q - span.q_begin, turn++});
+          if (!meets[kv]) continue;
+          ++turn;
+          visit(b * wave_.kv_blocks + kv, BackwardStep{q - span.q_begin, turn - 1, turn == turns});
         }
       }
     }
@@ -204,27 +208,23 @@ void BackwardCall::run_span(const Span& span) {
   begin_wave(span);
   plan_steps(span);
   plan_jobs(span);
-  turns_.assign(num_query_units(span), 0);
-  wave_.turns = turns_.data();
-  const int64_t heads = span.head_end - span.head_begin;
-  run_jobs(parallel_, workers_, num_query_units(span), scratch_, sizes_.scratch_bytes,
-           [&](int64_t i, unsigned char* scratch) {
-             const int64_t head = i / wave_.q_blocks % heads + span.head_begin;
-             table_.backward_pack(wave_, i / wave_.q_blocks / heads, head, i % wave_.q_blocks, scratch);
-           });
-  run_jobs(parallel_, workers_, static_cast<int64_t>(jobs_.size()), scratch_, sizes_.scratch_bytes,
+  progress_.assign(num_query_units(span), {});
+  wave_.progress = progress_.data();
+  run_jobs(parallel_, workers_, static_cast<int64_t>(jobs_.size()), scratch_, worker_bytes(),
            [&](int64_t i, unsigned char* scratch) { table_.backward_run(wave_, jobs_[i], scratch); });
   if (!accumulating_ && args_.before_accumulate) args_.before_accumulate();
   accumulating_ = true;
   write(span);
 }
 
+// What the jobs have not written.
 void BackwardCall::write(const Span& span) {
   const int64_t heads = span.head_end - span.head_begin;
   const int64_t query_units = args_.wants_dq ? num_query_units(span) : 0;
-  const int64_t kv_units = args_.wants_dkv ? num_kv_units(span) : 0;
-  run_jobs(parallel_, workers_, query_units + kv_units, scratch_, sizes_.scratch_bytes, [&](int64_t i, unsigned char*) {
+  const int64_t kv_units = args_.wants_dkv && !wave_.writes_at_once ? num_kv_units(span) : 0;
+  run_jobs(parallel_, workers_, query_units + kv_units, scratch_, worker_bytes(), [&](int64_t i, unsigned char*) {
     if (i < query_units) {
+      if (wave_.writes_at_once && progress_[i].turn > 0) return;
       const int64_t head = i / wave_.q_blocks % heads + span.head_begin;
       table_.backward_write_q(wave_, i / wave_.q_blocks / heads, head, i % wave_.q_blocks);
     } else {
@@ -238,7 +238,9 @@ void BackwardCall::run(Workspace& workspace) {
   plan_spans();
   const double work = static_cast<double>(args_.q.batch() * args_.q.heads()) * static_cast<double>(args_.q.rows()) *
                       static_cast<double>(args_.k.rows()) * static_cast<double>(args_.q.dim() + args_.v.dim());
-  workers_ = count_workers(parallel_, sizes_.scratch_bytes, work);
+  // Else dk and dv may not be touched before all jobs are done.
+  wave_.writes_at_once = !args_.before_accumulate;
+  workers_ = count_workers(parallel_, worker_bytes(), work);
   wave_.q = raw_view(args_.q);
   wave_.k = raw_view(args_.k);
   wave_.v = raw_view(args_.v);

@@ -168,6 +168,13 @@ struct BackwardSizes {
 struct BackwardStep {
   int64_t q_block;  // counted inside the wave
   uint32_t turn;
+  int32_t is_last;  // of the turns
+};
+
+// Of a q block in the wave's memory: packed by the first job that meets it.
+struct QueryProgress {
+  uint32_t packed;  // 0 not yet, 1 somebody is at it, 2 done
+  uint32_t turn;    // whose it is to add to dQ
 };
 
 struct BackwardJob {
@@ -188,8 +195,9 @@ struct BackwardWave {
   int64_t q_begin, q_end, kv_begin, kv_end;  // begins are multiples of the block sizes
   int64_t q_blocks, kv_blocks;               // of the wave
   unsigned char* packed_q;                   // [group][head][q block]
-  unsigned char* sums_kv;                    // [group][kv block]
-  uint32_t* turns;                           // [group][head][q block]
+  QueryProgress* progress;                   // [group][head][q block]
+  unsigned char* sums_kv;                    // [group][kv block]; null = behind the worker's scratch memory
+  int32_t writes_at_once;                    // gradients go out as soon as they are complete, else by backward_write_*
   int32_t wants_dq, wants_dkv;
   int32_t dq_overwrite, dkv_overwrite;
   TileLists tiles;
@@ -213,7 +221,6 @@ struct KernelTable {
   void (*decode_run)(const ForwardWave& wave, const DecodeJob& job, unsigned char* scratch);
   void (*decode_merge)(const ForwardWave& wave, const DecodeMerge& job, unsigned char* scratch);
   void (*backward_sizes)(int64_t qk_dim, int64_t v_dim, BackwardSizes* sizes);
-  void (*backward_pack)(const BackwardWave& wave, int64_t group, int64_t head, int64_t q_block, unsigned char* scratch);
   void (*backward_run)(const BackwardWave& wave, const BackwardJob& job, unsigned char* scratch);
   void (*backward_write_q)(const BackwardWave& wave, int64_t group, int64_t head, int64_t q_block);
   void (*backward_write_kv)(const BackwardWave& wave, int64_t group, int64_t kv_block);

@@ -40,7 +40,6 @@ constexpr KernelTable kTable = {
     &decode_run<DecodeCompute<C>>,
     &decode_merge<DecodeCompute<C>>,
     &backward_sizes<C>,
-    &backward_pack<C>,
     &backward_run<C>,
     &backward_write_q<C>,
     &backward_write_kv<C>,

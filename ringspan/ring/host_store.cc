@@ -153,14 +153,20 @@ void HostStore::start(const Transfer& transfer) {
   flights_.push_back(std::move(flight));
 }
 
+bool HostStore::Flight::is_due(int64_t step, bool gradients) const {
+  return transfer->needed_by <= step && is_gradient(transfer->payload) == gradients;
+}
+
+bool HostStore::awaits(int64_t step, bool gradients) const {
+  return std::any_of(flights_.begin(), flights_.end(),
+                     [&](const Flight& flight) { return flight.is_due(step, gradients); });
+}
+
 void HostStore::wait(int64_t step, bool gradients) {
-  const auto is_due = [&](const Flight& flight) {
-    return flight.transfer->needed_by <= step && is_gradient(flight.transfer->payload) == gradients;
-  };
   // Receives first: a send is complete only when its receiver has waited.
   for (const bool receives : {true, false}) {
     for (size_t i = 0; i < flights_.size();) {
-      if (!is_due(flights_[i]) || (flights_[i].transfer->dst == part_.rank) != receives) {
+      if (!flights_[i].is_due(step, gradients) || (flights_[i].transfer->dst == part_.rank) != receives) {
         ++i;
         continue;
       }

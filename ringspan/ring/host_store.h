@@ -25,6 +25,7 @@ class HostStore final : public Store {
   TensorView view(Payload payload, const Operand& operand) override;
   void post(std::span<const Transfer> transfers) override;
   void wait(int64_t step, bool gradients) override;
+  bool awaits(int64_t step, bool gradients) const override;
 
  private:
   // A posted transfer. `message` where the rows do not lie in one piece or are to be added.
@@ -32,6 +33,8 @@ class HostStore final : public Store {
     const Transfer* transfer = nullptr;
     Transport::Request request = 0;
     Buffer message{};
+
+    bool is_due(int64_t step, bool gradients) const;
   };
 
   int64_t most_rows(Payload payload, int64_t slot) const;

@@ -265,7 +265,8 @@ void KernelBackward::attend_backward(const Step& step, const std::function<void(
     }
     args.dq_begin = step.dq.begins || is_apart;
     args.dkv_begin = step.dkv.begins;
-    args.before_accumulate = arrive_once;
+    // Without it the kernel writes gradients while they are still in its caches.
+    if (!has_arrived && store_.awaits(step.step, /*gradients=*/true)) args.before_accumulate = arrive_once;
     args.pairs = heads.inputs();
     args.fixed_order = fixes_order(part_.schedule);
     if (wants_dq && wants_dbias_ && args.pairs.bias.data) {  // no rows, no bias

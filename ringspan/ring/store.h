@@ -24,6 +24,8 @@ class Store {
   virtual void post(std::span<const Transfer> transfers) = 0;
   // Until those that step `step` needs are complete on this rank, with what they add added: the gradients, or all else.
   virtual void wait(int64_t step, bool gradients) = 0;
+  // Whether that has anything to wait for.
+  virtual bool awaits(int64_t step, bool gradients) const = 0;
 };
 
 }  // namespace ringspan

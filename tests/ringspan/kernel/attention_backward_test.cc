@@ -1,6 +1,8 @@
 // The contracts of backward that no accuracy test sees: what is overwritten, what is added to, and when.
+#include <array>
 #include <cmath>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -8,6 +10,7 @@
 #include "ringspan/kernel/attention.h"
 
 #include "tests/ringspan/support/attention_case.h"
+#include "tests/ringspan/support/sanitized.h"
 
 namespace ringspan::test {
 namespace {
@@ -134,6 +137,67 @@ TEST_P(AttentionBackwardTest, WaitsForTheOtherPartsOfDkAndDv) {
     EXPECT_EQ(num_calls, 1);
     EXPECT_LE(max_error(call.dk.array(), with_tiles ? sum_of(c->want_grads.dk, arrived) : arrived), 5e-5);
     EXPECT_LE(max_error(call.dv.array(), with_tiles ? sum_of(c->want_grads.dv, arrived) : arrived), 5e-5);
+  }
+}
+
+struct Grads {
+  Array dq, dk, dv;
+};
+
+// The gradients that come out where random ones were before: added to, or written over. Any lse and delta will do.
+Grads run_over(const Kernels& kernels, const std::array<int64_t, 4>& q_size, const std::array<int64_t, 4>& kv_size,
+               bool begin, bool is_announced, const Parallel& parallel) {
+  const Tensor q(random_array(1, q_size, DType::kF32), DType::kF32),
+      k(random_array(2, kv_size, DType::kF32), DType::kF32), v(random_array(3, kv_size, DType::kF32), DType::kF32),
+      dout(random_array(4, q_size, DType::kF32), DType::kF32);
+  const std::array<int64_t, 4> stats{q_size[0], q_size[1], q_size[2], 1};
+  const Tensor lse(Array(stats, 5), DType::kF32), delta(Array(stats, 0.25), DType::kF32);
+  Tensor dq(random_array(5, q_size, DType::kF32), DType::kF32), dk(random_array(6, kv_size, DType::kF32), DType::kF32),
+      dv(random_array(7, kv_size, DType::kF32), DType::kF32);
+  // The last third of the queries meets nothing, and few keys are met.
+  const std::vector<Tile> tiles{
+      {.q_row0 = 3, .q_rows = q_size[2] * 2 / 3, .kv_rows = kv_size[2], .lo = -150, .hi = 20}};
+  BackwardArgs args{.q = q.view(),
+                    .k = k.view(),
+                    .v = v.view(),
+                    .dout = dout.view(),
+                    .lse = lse.view(),
+                    .delta = delta.view(),
+                    .tiles = tiles,
+                    .scale = 0.1,
+                    .dq = dq.view(),
+                    .dk = dk.view(),
+                    .dv = dv.view(),
+                    .dq_begin = begin,
+                    .dkv_begin = begin,
+                    .before_accumulate = {}};
+  if (is_announced) args.before_accumulate = [] {};
+  Workspace workspace;
+  kernels.backward(args, workspace, parallel);
+  return {dq.array(), dk.array(), dv.array()};
+}
+
+// Where nobody waits to be told, gradients are written as soon as they are complete. In the second case heads, queries
+// and keys are cut into several waves, which add to what the waves before have written.
+TEST_P(AttentionBackwardTest, WritingAtOnceChangesNoBit) {
+  const ThreadPool pool(3);
+  const Serial serial;
+  const std::vector<std::pair<std::array<int64_t, 4>, std::array<int64_t, 4>>> sizes{
+      {{2, 4, 700, 24}, {2, 2, 900, 24}}, {{1, 12, 300, 768}, {1, 1, 720, 768}}};
+  for (const auto& [q_size, kv_size] : sizes) {
+    const bool is_large = q_size[3] > 100;
+    if (is_large && (GetParam().is_slow || kIsSanitized)) continue;
+    for (const bool begin : {true, false}) {
+      if (is_large && begin) continue;
+      const Grads want = run_over(kernels(), q_size, kv_size, begin, /*is_announced=*/true, Serial());
+      for (const bool is_announced : {true, false}) {
+        for (const Parallel* parallel : {static_cast<const Parallel*>(&pool), static_cast<const Parallel*>(&serial)}) {
+          const Grads got = run_over(kernels(), q_size, kv_size, begin, is_announced, *parallel);
+          EXPECT_TRUE(same_bits(got.dq, want.dq) && same_bits(got.dk, want.dk) && same_bits(got.dv, want.dv))
+              << q_size[3] << " dims, begin " << begin << ", announced " << is_announced;
+        }
+      }
+    }
   }
 }
 

@@ -76,6 +76,7 @@ struct RunOptions {
   std::vector<double> sink{};            // one per query head; empty = none
   PairInputs pairs{};                    // what AttentionCase was told as PairTerms
   TensorView dbias{};                    // backward
+  bool is_announced = false;             // backward: somebody waits to be told before gradients are written
   Workspace* workspace = nullptr;        // nullptr = a fresh one
 };
 
