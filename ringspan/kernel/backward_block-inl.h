@@ -172,6 +172,8 @@ RINGSPAN_INLINE void store_column_pairs(const RegisterTile<C>& tile, uint32_t* r
 // Before the panels of a row group: scores as PairInputs changes them, and its draws.
 template <class C>
 void prepare_pairs(const BackwardBlock<C>& b, const ColumnLimits<C>& limits, int64_t row) {
+  PairRow rows[C::kRows];
+  find_pair_rows(b.pairs, row, limits.first, limits.last, rows);
   if (b.pairs.changes_scores()) {
     for (int64_t col = limits.begin; col < limits.end; col += C::kCols) {
       RegisterTile<C> tile;
@@ -183,12 +185,11 @@ void prepare_pairs(const BackwardBlock<C>& b, const ColumnLimits<C>& limits, int
   for (int64_t r = 0; r < C::kRows; ++r) {
     const int64_t first = limits.first[r], last = limits.last[r];
     if (first >= last) continue;
-    const PairRow place = pair_row(b.pairs, row + r);
     if (b.pairs.changes_scores()) {
-      change_scores<typename C::Acc>(*b.pairs.rule, place, b.s.scores + r * kGradStride, first, last,
+      change_scores<typename C::Acc>(*b.pairs.rule, rows[r], b.s.scores + r * kGradStride, first, last,
                                      C::kScaleOnPack ? 1 : b.factor, b.s.cap + r * kGradStride);
     }
-    if (b.pairs.drops()) draw_row(key, *b.pairs.rule, place, b.s.keep + r * kGradStride, first, last);
+    if (b.pairs.drops()) draw_row(key, *b.pairs.rule, rows[r], b.s.keep + r * kGradStride, first, last);
   }
 }
 

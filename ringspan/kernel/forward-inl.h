@@ -165,23 +165,23 @@ RINGSPAN_INLINE void score_group(const GroupBlock<C>& g, typename C::Acc* s) {
   if (whole_end < g.col_end) score_panel<C, 1>(g, whole_end, s);
 }
 
-// What PairInputs does to the scores of the group, from row `row` of the block on.
+// What PairInputs does to the scores of the group.
 template <class C>
-void change_group(const GroupBlock<C>& g, int64_t row, typename C::Acc factor, typename C::Acc* s) {
+void change_group(const GroupBlock<C>& g, const PairRow (&rows)[C::kRows], typename C::Acc factor, typename C::Acc* s) {
   for (int64_t r = 0; r < C::kRows; ++r) {
     if (g.first[r] >= g.last[r]) continue;
-    change_scores<typename C::Acc>(*g.pairs.rule, pair_row(g.pairs, row + r), s + r * kScoreStride, g.first[r],
-                                   g.last[r], factor, nullptr);
+    change_scores<typename C::Acc>(*g.pairs.rule, rows[r], s + r * kScoreStride, g.first[r], g.last[r], factor,
+                                   nullptr);
   }
 }
 
 template <class C>
-void drop_group(const GroupBlock<C>& g, int64_t row, typename C::Word* p) {
+void drop_group(const GroupBlock<C>& g, const PairRow (&rows)[C::kRows], typename C::Word* p) {
   uint32_t keep[kMaxForwardCols];
   const PhiloxKey key(g.pairs.rule->seed, g.pairs.rule->offset);
   for (int64_t r = 0; r < C::kRows; ++r) {
     if (g.first[r] >= g.last[r]) continue;
-    draw_row(key, *g.pairs.rule, pair_row(g.pairs, row + r), keep, g.first[r], g.last[r]);
+    draw_row(key, *g.pairs.rule, rows[r], keep, g.first[r], g.last[r]);
     drop_weights<C>(p + r * kScoreStride, keep, g.first[r], g.last[r]);
   }
 }
@@ -343,10 +343,12 @@ void attend_block(const ForwardWave& wave, const ForwardScratch<C>& s, int64_t i
   for (int64_t row = row_begin / C::kRows * C::kRows; row < row_end; row += C::kRows) {
     if (!clip_group(g, s.first + row, s.last + row, block_begin, wave.sizes.block_kv)) continue;
     g.q = s.q + row * C::kCols;
+    PairRow pair_rows[C::kRows];
+    if (pairs.rule) find_pair_rows(pairs, row, g.first, g.last, pair_rows);
     score_group(g, s.s);
-    if (pairs.changes_scores()) change_group(g, row, C::kScaleOnPack ? 1 : factor, s.s);
+    if (pairs.changes_scores()) change_group(g, pair_rows, C::kScaleOnPack ? 1 : factor, s.s);
     const bool rescale = softmax_group(g, s.s, s.p, s.state.m + row, s.state.l + row, alpha);
-    if (pairs.drops()) drop_group(g, row, s.p);
+    if (pairs.drops()) drop_group(g, pair_rows, s.p);
     typename C::Acc* o = s.state.o + row * C::kCols;
     if (wave.v_nonfinite[index]) {
       accumulate_group<C, true>(g, s.p, o, alpha, rescale);

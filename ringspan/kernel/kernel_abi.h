@@ -88,8 +88,8 @@ struct ForwardSizes {
   int64_t scratch_bytes;                 // per worker
 };
 
-// Rows of tensors that a worker will soon read: fetched into its cache while it computes, a few cache lines beside every
-// register tile of scores. (All at once they fill the processor's queue of misses, and it waits.)
+// Rows of tensors that a worker will soon read: fetched into its cache while it computes, a few cache lines beside
+// every register tile of scores. (All at once they fill the processor's queue of misses, and it waits.)
 struct AheadRows {
   const unsigned char* next;
   int64_t stride, bytes;  // of a row

@@ -94,6 +94,23 @@ inline PairRow pair_row(const PairBlock& block, int64_t r) {
   return out;
 }
 
+// Of the rows from `row` of the block on, those that keep columns [first, last). What they will read of mask and bias is
+// fetched: called before the products, since from row to row it lies too far apart for the hardware to foresee.
+template <std::size_t kNum>
+RINGSPAN_INLINE void find_pair_rows(const PairBlock& block, int64_t row, const int64_t (&first)[kNum],
+                                    const int64_t (&last)[kNum], PairRow (&rows)[kNum]) {
+  const int64_t bias_bytes = bytes_of(block.rule->bias.element);
+  for (std::size_t r = 0; r < kNum; ++r) {
+    const int64_t count = last[r] - first[r];
+    if (count <= 0) continue;
+    PairRow& found = rows[r] = pair_row(block, row + static_cast<int64_t>(r));
+    if (found.mask && found.mask_step == 1) prefetch_row(found.mask + first[r], count);
+    if (found.bias && found.bias_step == bias_bytes) {
+      prefetch_row(found.bias + first[r] * bias_bytes, count * bias_bytes);
+    }
+  }
+}
+
 template <class T>
 RINGSPAN_INLINE void copy_run(T* dst, const Byte* p, int64_t step, int64_t count) {
   if (step == sizeof(T)) {
@@ -143,17 +160,28 @@ RINGSPAN_INLINE void add_bias(Acc* s, const PairRow& row, const PairRule& rule, 
   for (; c < end; ++c) s[c] = bias[c - begin] == -kInf ? -kInf : s[c] + bias[c - begin] * factor;
 }
 
+// Scores whose byte is set, or is not, become -inf; returns the column after the last whole vector.
+template <bool kSet>
+RINGSPAN_INLINE int64_t mask_vectors(float* s, const Byte* mask, int64_t begin, int64_t end) {
+  const F32 masked = splat(-__builtin_inff());
+  int64_t c = begin;
+  for (; c + kLanes<float> <= end; c += kLanes<float>) {
+    const F32 score = load(s + c);
+    store(s + c, widen_bytes(mask + c) != 0 ? (kSet ? masked : score) : (kSet ? score : masked));
+  }
+  return c;
+}
+
 template <class Acc>
 RINGSPAN_INLINE void mask_scores(Acc* s, const PairRow& row, bool masked_value, int64_t begin, int64_t end) {
   constexpr Acc kInf = __builtin_inff();
-  const Byte* mask = row.mask + begin * row.mask_step;
-  s += begin;
-  const int64_t count = end - begin;
-  if (row.mask_step == 1) {
-    // A loop of its own, so that the compiler makes vectors of it.
-    for (int64_t c = 0; c < count; ++c) s[c] = (mask[c] != 0) == masked_value ? -kInf : s[c];
-  } else {
-    for (int64_t c = 0; c < count; ++c) s[c] = (mask[c * row.mask_step] != 0) == masked_value ? -kInf : s[c];
+  if constexpr (sizeof(Acc) == sizeof(float)) {
+    if (row.mask_step == 1) {
+      begin = masked_value ? mask_vectors<true>(s, row.mask, begin, end) : mask_vectors<false>(s, row.mask, begin, end);
+    }
+  }
+  for (int64_t c = begin; c < end; ++c) {
+    if ((row.mask[c * row.mask_step] != 0) == masked_value) s[c] = -kInf;
   }
 }
 

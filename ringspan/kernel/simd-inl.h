@@ -251,6 +251,18 @@ RINGSPAN_INLINE void narrow_fp16(uint16_t* p, F32 v) {
 #endif
 }
 
+// One byte for each lane.
+RINGSPAN_INLINE U32 widen_bytes(const uint8_t* p) {
+#if RINGSPAN_VECTOR_BYTES == 64
+  return reinterpret_cast<U32>(
+      _mm512_maskz_cvtepu8_epi32(0xffff, _mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+#elif RINGSPAN_VECTOR_BYTES == 32
+  return reinterpret_cast<U32>(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+#else
+  return U32{p[0], p[1], p[2], p[3]};
+#endif
+}
+
 #ifdef RINGSPAN_ISA_BF16_DOT
 // acc + the dot products of the bf16 pairs in each 32-bit lane, in fp32.
 RINGSPAN_INLINE F32 dot_pairs(F32 acc, U32 a, U32 b) {

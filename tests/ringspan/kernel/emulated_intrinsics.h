@@ -28,6 +28,11 @@ RINGSPAN_EMULATED __m512i _mm512_maskz_mul_epu32(int, __m512i a, __m512i b) {
   return reinterpret_cast<__m512i>(low * other);
 }
 
+RINGSPAN_EMULATED __m512i _mm512_maskz_cvtepu8_epi32(int, __m128i bytes) {
+  typedef uint8_t Bytes __attribute__((vector_size(16)));
+  return reinterpret_cast<__m512i>(__builtin_convertvector(reinterpret_cast<Bytes>(bytes), Words));
+}
+
 union Halved {
   __m512 whole;
   __m256 half[2];
