@@ -94,8 +94,8 @@ inline PairRow pair_row(const PairBlock& block, int64_t r) {
   return out;
 }
 
-// Of the rows from `row` of the block on, those that keep columns [first, last). What they will read of mask and bias is
-// fetched: called before the products, since from row to row it lies too far apart for the hardware to foresee.
+// The rows from `row` of the block on, as far as they keep columns, [first, last). What they will read of mask and bias
+// is fetched: called before the products, since from row to row it lies too far apart for the hardware to foresee.
 template <std::size_t kNum>
 RINGSPAN_INLINE void find_pair_rows(const PairBlock& block, int64_t row, const int64_t (&first)[kNum],
                                     const int64_t (&last)[kNum], PairRow (&rows)[kNum]) {
