@@ -11,6 +11,9 @@
 //     thread 0   kv block 0:  q0  q1  q2  q3 ...
 //     thread 1   kv block 1:      q0  q1  q2 ...      one step behind, after the first wait
 //
+// The first job that meets a q block packs it. Where gradients may be touched at once, the job whose turn is the last
+// writes dQ of the block, and each job its dK and dV when it ends, while they are in the cache.
+//
 // Legend: as in forward-inl.h; dO gradient of out; delta = sum(out dO) - dlse of a row.
 #pragma once
 
