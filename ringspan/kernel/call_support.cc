@@ -62,6 +62,8 @@ ForwardWave forward_wave(const ForwardArgs& args) {
   wave.out_lse = raw_view(args.output.lse);
   wave.sink = raw_view(args.sink);
   wave.pairs = pair_rule(args.pairs);
+  // Else a kernel may apply the scale to masked scores, and -inf times 0 is NaN. (As fp32 it may be 0 where it isn't.)
+  if (static_cast<float>(args.scale) == 0) wave.pairs.changes_scores = 1;
   wave.scale = args.scale;
   wave.kv_heads = args.k.heads();
   wave.heads_per_kv = args.q.heads() / args.k.heads();

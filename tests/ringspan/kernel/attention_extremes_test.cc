@@ -18,25 +18,33 @@ class AttentionExtremesTest : public ::testing::TestWithParam<Target> {
   Kernels kernels() const { return GetParam().kernels; }
 };
 
+// A masked score is -inf, and -inf times a scale of 0 would be NaN.
 TEST_P(AttentionExtremesTest, ScaleOfAnySize) {
-  const DType dtypes[] = {DType::kF32, DType::kF64, DType::kBF16, DType::kF16};
   int64_t i = 0;
   for (const double scale : {-0.5, 0.0, 0.31, -1e-3, 1.0}) {
-    const auto c = make_case({.dtype = dtypes[i % 4],
-                              .q_heads = 4,
-                              .kv_heads = 2,
-                              .q_len = 90,
-                              .kv_len = 130,
-                              .qk_dim = 24,
-                              .v_dim = 16,
-                              .mask = kAllMasks[(i + 1) % 10],
-                              .scale = scale});
-    SCOPED_TRACE(::testing::Message() << c->spec << " scale " << scale);
-    expect_accurate(*c, run_forward(*c, kernels()));
-    expect_accurate(*c, run_forward(*c, kernels(), {.num_calls = 3}));
-    expect_accurate(*c, run_backward(*c, kernels()));
-    ++i;
+    for (const DType dtype : {DType::kF32, DType::kF64, DType::kBF16, DType::kF16}) {
+      const auto c = make_case({.dtype = dtype,
+                                .q_heads = 4,
+                                .kv_heads = 2,
+                                .q_len = 90,
+                                .kv_len = 130,
+                                .qk_dim = 24,
+                                .v_dim = 16,
+                                .mask = kAllMasks[++i % 10],
+                                .scale = scale});
+      SCOPED_TRACE(::testing::Message() << c->spec << " scale " << scale);
+      expect_accurate(*c, run_forward(*c, kernels()));
+      expect_accurate(*c, run_forward(*c, kernels(), {.num_calls = 3}));
+      expect_accurate(*c, run_backward(*c, kernels()));
+    }
   }
+}
+
+// 0 as fp32, though not as given.
+TEST_P(AttentionExtremesTest, ScaleTooSmallForFp32) {
+  AttentionCase c({.dtype = DType::kBF16, .q_len = 50, .kv_len = 50, .mask = MaskKind::kCausal, .scale = 0.0});
+  c.inputs.scale = 1e-50;
+  expect_accurate(c, run_forward(c, kernels()));
 }
 
 // Scores of exactly +-1e4: each query has one entry of +-100, each key only entries of +-100.
