@@ -53,7 +53,8 @@ RINGSPAN_INLINE void prefetch_row(const Byte* p, int64_t bytes) {
 
 inline __attribute__((noinline)) void fetch_ahead(kernel::Ahead& ahead) {
   int64_t lines = ahead.lines_per_tile;
-  for (kernel::AheadRows* rows : {&ahead.q, &ahead.k, &ahead.v}) {
+  kernel::AheadRows* const lists[] = {&ahead.q, &ahead.k, &ahead.v};
+  for (kernel::AheadRows* rows : lists) {
     for (; rows->count > 0; --rows->count, rows->next += rows->stride) {
       if (lines <= 0) return;
       prefetch_row(rows->next, rows->bytes);

@@ -69,7 +69,7 @@ Problem draw_problem(Source& source) {
   p.dtype = source.of({DType::kF32, DType::kF32, DType::kF64, DType::kBF16, DType::kF16});
   p.layout = source.of({Layout::kBNSD, Layout::kBSND, Layout::kBSH, Layout::kSBH, Layout::kTND});
   if (p.layout == Layout::kTND) p.batch = 1;
-  p.scale = source.chance(70) ? default_scale(p.qk_dim) : source.real() - 0.5;
+  p.scale = source.chance(70) ? default_scale(p.qk_dim) : source.chance(15) ? 0 : source.real() - 0.5;
   return p;
 }
 
