@@ -55,11 +55,12 @@ RINGSPAN_INLINE QueryBlock<C> query_block(const BackwardWave& wave, int64_t grou
   Carver carver(wave.packed_q + index * wave.sizes.q_block_bytes);
   return QueryBlock<C>(carver, PackedDims<C>(wave.q.dim), PackedDims<C>(wave.v.dim));
 }
-// `memory` of the worker, which may be null where the wave holds the sums.
+// In the wave's memory, or behind the scratch in `memory`, the worker's, from where the job writes them at once.
 template <class C>
 RINGSPAN_INLINE KvSums<C> kv_sums(const BackwardWave& wave, int64_t group, int64_t kv_block, Byte* memory) {
   const int64_t index = group * wave.kv_blocks + kv_block;
-  Carver carver(wave.sums_kv ? wave.sums_kv + index * wave.sizes.kv_block_bytes : memory + wave.sizes.scratch_bytes);
+  Carver carver(wave.writes_at_once ? memory + wave.sizes.scratch_bytes
+                                    : wave.sums_kv + index * wave.sizes.kv_block_bytes);
   return KvSums<C>(carver, PackedDims<C>(wave.q.dim), PackedDims<C>(wave.v.dim), wave.sizes.block_kv);
 }
 
@@ -283,7 +284,7 @@ void backward_run(const BackwardWave& wave, const BackwardJob& job, Byte* memory
                      0,
                      0,
                      0,
-                     {wave.pairs.changes_scores || wave.pairs.drops ? &wave.pairs : nullptr, {}, batch, 0, 0, kv_begin},
+                     {rule_at_work(wave.pairs), {}, batch, 0, 0, kv_begin},
                      wave.dbias.data ? &wave.dbias : nullptr};
   if (wave.wants_dkv) clear_sums(b);
   if (job.num_steps > 0) pack_kv_block(wave, b, kv_head);

@@ -171,8 +171,8 @@ void BackwardCall::plan_steps(const Span& span) {
         const auto turns = static_cast<uint32_t>(std::count(meets.begin(), meets.end(), 1));
         for (int64_t kv = 0; kv < wave_.kv_blocks; ++kv) {
           if (!meets[kv]) continue;
+          visit(b * wave_.kv_blocks + kv, BackwardStep{q - span.q_begin, turn, turn + 1 == turns});
           ++turn;
-          visit(b * wave_.kv_blocks + kv, BackwardStep{q - span.q_begin, turn - 1, turn == turns});
         }
       }
     }

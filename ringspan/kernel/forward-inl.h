@@ -95,12 +95,17 @@ void forward_sizes(int64_t qk_dim, int64_t v_dim, ForwardSizes* sizes) {
   sizes->partial_bytes = partial.bytes();
 }
 
+// Place of a block in the wave's packed operands.
+RINGSPAN_INLINE int64_t packed_index(const ForwardWave& wave, int64_t group, int64_t block) {
+  return group * wave.blocks_per_group + block % wave.blocks_per_group;
+}
+
 template <class C>
 bool forward_pack(const ForwardWave& wave, int64_t group, int64_t block, kernel::KvRange rows, Byte* scratch) {
   using Word = typename C::Word;
   const int64_t batch = (wave.first_group + group) / wave.kv_heads;
   const int64_t head = (wave.first_group + group) % wave.kv_heads;
-  const int64_t index = group * wave.blocks_per_group + block % wave.blocks_per_group;
+  const int64_t index = packed_index(wave, group, block);
   const int64_t begin = wave.kv_begin + block * wave.sizes.block_kv + rows.begin, count = rows.end - rows.begin;
   const uint8_t* covered = wave.tiles.kv_covered + batch * wave.tiles.kv_len;
   RowRange range{&wave.k, batch, head, begin, smaller(begin + count, wave.kv_end), covered};
@@ -391,14 +396,13 @@ RINGSPAN_INLINE void attend_tile(const ForwardWave& wave, const ForwardJob& job,
   kernel::fill_row_limits(*rows.tile, rows.row_begin, row_end - row_begin, {job.kv_begin, job.kv_end},
                           s.first + row_begin, s.last + row_begin);
   const int64_t block_end = ceil_div(col_end - wave.kv_begin, block_kv);
-  PairBlock pairs{&wave.pairs, kernel::place_of(*rows.tile), job.batch, job.head, q_begin, job.kv_begin};
+  PairBlock pairs{rule_at_work(wave.pairs), kernel::place_of(*rows.tile), job.batch, job.head, q_begin, job.kv_begin};
   if (wave.pairs.mask.data) trim_masked(pairs, row_begin, row_end, s.first, s.last);
   for (int64_t block = (col_begin - wave.kv_begin) / block_kv; block < block_end; ++block) {
     pairs.kv_row = wave.kv_begin + block * block_kv;
     // Limits count from the first key of the job.
     const int64_t block_begin = pairs.kv_row - job.kv_begin;
-    attend_block(wave, s, group * wave.blocks_per_group + block % wave.blocks_per_group, row_begin, row_end,
-                 block_begin, pairs, job.ahead);
+    attend_block(wave, s, packed_index(wave, group, block), row_begin, row_end, block_begin, pairs, job.ahead);
   }
 }
 

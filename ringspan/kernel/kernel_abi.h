@@ -88,6 +88,8 @@ struct ForwardSizes {
   int64_t scratch_bytes;                 // per worker
 };
 
+constexpr int64_t kCacheLine = 64;
+
 // Rows of tensors that a worker will soon read: fetched into its cache while it computes, a few cache lines beside
 // every register tile of scores. (All at once they fill the processor's queue of misses, and it waits.)
 struct AheadRows {
@@ -196,7 +198,7 @@ struct BackwardWave {
   int64_t q_blocks, kv_blocks;               // of the wave
   unsigned char* packed_q;                   // [group][head][q block]
   QueryProgress* progress;                   // [group][head][q block]
-  unsigned char* sums_kv;                    // [group][kv block]; null = behind the worker's scratch memory
+  unsigned char* sums_kv;                    // [group][kv block]; unless writes_at_once
   int32_t writes_at_once;                    // gradients go out as soon as they are complete, else by backward_write_*
   int32_t wants_dq, wants_dkv;
   int32_t dq_overwrite, dkv_overwrite;

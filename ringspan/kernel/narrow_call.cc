@@ -13,7 +13,6 @@ namespace {
 constexpr int64_t kNarrowShare = 4;
 // Key blocks that a query block may meet: a worker's buffer has room for them.
 constexpr int64_t kMostMet = 16;
-constexpr int64_t kLineBytes = 64;
 // About as many of a query block's register tiles compute something where a mask leaves half of them or more.
 constexpr int64_t kPairsPerTile = 512;
 // Units of work for each worker, so that none waits long for the last one.
@@ -160,7 +159,7 @@ Ahead NarrowCall::ahead_of(const Buffer& buffer, const Place& place, const Place
               .lines_per_tile = 0};
   int64_t lines = 0, tiles = 1;
   for (const AheadRows* rows : {&ahead.q, &ahead.k, &ahead.v}) {
-    lines += rows->count * divide_up(rows->bytes, kLineBytes);
+    lines += rows->count * divide_up(rows->bytes, kCacheLine);
   }
   for (const TileRows& rows : index_.rows_of(place.batch, place.q_block)) {
     tiles += (rows.row_end - rows.row_begin) * (rows.col_end - rows.col_begin) / kPairsPerTile;

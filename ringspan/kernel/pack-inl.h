@@ -14,6 +14,7 @@
 namespace ringspan::RINGSPAN_ISA_NAMESPACE {
 
 using kernel::Element;
+using kernel::kCacheLine;
 using kernel::RawView;
 using Byte = unsigned char;
 
@@ -44,8 +45,6 @@ class Carver {
 RINGSPAN_INLINE Byte* row_of(const RawView& view, int64_t batch, int64_t head, int64_t row) {
   return view.data + batch * view.stride[0] + head * view.stride[1] + row * view.stride[2];
 }
-
-constexpr int64_t kCacheLine = 64;
 
 RINGSPAN_INLINE void prefetch_row(const Byte* p, int64_t bytes) {
   for (int64_t at = 0; at < bytes; at += kCacheLine) __builtin_prefetch(p + at, 0, 2);

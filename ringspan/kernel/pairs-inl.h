@@ -20,6 +20,11 @@ using kernel::TilePlace;
 // Columns that are staged at one time.
 constexpr int64_t kPairPiece = 128;
 
+// A call's rule, or null where it changes nothing.
+RINGSPAN_INLINE const PairRule* rule_at_work(const PairRule& rule) {
+  return rule.changes_scores || rule.drops ? &rule : nullptr;
+}
+
 // Where a block of scores lies. A null `rule` = nothing changes them.
 struct PairBlock {
   const PairRule* rule;
@@ -30,14 +35,6 @@ struct PairBlock {
   RINGSPAN_INLINE bool changes_scores() const { return rule && rule->changes_scores; }
   RINGSPAN_INLINE bool drops() const { return rule && rule->drops; }
 };
-
-// `other` outside [first, last) of a row, for the vector whose first lane is column `col`.
-template <class Acc>
-RINGSPAN_INLINE Vector<Acc> keep_columns(Vector<Acc> v, int64_t col, int64_t first, int64_t last, Acc other = 0) {
-  const Vector<Acc> lane = iota<Acc>();
-  v = lane >= static_cast<Acc>(first - col) ? v : splat(other);
-  return lane < static_cast<Acc>(last - col) ? v : splat(other);
-}
 
 RINGSPAN_INLINE const PairGrid& grid_at(const PairRule& rule, int64_t q_pos) {
   int64_t low = 0, high = rule.num_grids;

@@ -71,6 +71,14 @@ RINGSPAN_INLINE Vector<T> iota() {
   return iota<T>(std::make_integer_sequence<int, kLanes<T>>{});
 }
 
+// `other` outside [first, last) of a row, for the vector whose first lane is column `col`.
+template <class T>
+RINGSPAN_INLINE Vector<T> keep_columns(Vector<T> v, int64_t col, int64_t first, int64_t last, T other = 0) {
+  const Vector<T> lane = iota<T>();
+  v = lane >= static_cast<T>(first - col) ? v : splat(other);
+  return lane < static_cast<T>(last - col) ? v : splat(other);
+}
+
 // The larger one; `b` where either is NaN. (The maskz forms spare GCC 12 a false warning about an undefined register.)
 RINGSPAN_INLINE F32 max(F32 a, F32 b) {
 #if RINGSPAN_VECTOR_BYTES == 64

@@ -7,6 +7,7 @@
 
 #include <gtest/gtest.h>
 
+#include "ringspan/base/error.h"
 #include "ringspan/kernel/attention.h"
 
 #include "tests/ringspan/support/attention_case.h"
@@ -140,13 +141,10 @@ TEST_P(AttentionBackwardTest, WaitsForTheOtherPartsOfDkAndDv) {
   }
 }
 
-struct Grads {
-  Array dq, dk, dv;
-};
-
 // The gradients that come out where random ones were before: added to, or written over. Any lse and delta will do.
-Grads run_over(const Kernels& kernels, const std::array<int64_t, 4>& q_size, const std::array<int64_t, 4>& kv_size,
-               bool begin, bool is_announced, const Parallel& parallel) {
+BackwardResult run_over(const Kernels& kernels, const std::array<int64_t, 4>& q_size,
+                        const std::array<int64_t, 4>& kv_size, bool begin, bool is_announced,
+                        const Parallel& parallel) {
   const Tensor q(random_array(1, q_size, DType::kF32), DType::kF32),
       k(random_array(2, kv_size, DType::kF32), DType::kF32), v(random_array(3, kv_size, DType::kF32), DType::kF32),
       dout(random_array(4, q_size, DType::kF32), DType::kF32);
@@ -189,12 +187,12 @@ TEST_P(AttentionBackwardTest, WritingAtOnceChangesNoBit) {
     if (is_large && (GetParam().is_slow || kIsSanitized)) continue;
     for (const bool begin : {true, false}) {
       if (is_large && begin) continue;
-      const Grads want = run_over(kernels(), q_size, kv_size, begin, /*is_announced=*/true, Serial());
+      const BackwardResult want = run_over(kernels(), q_size, kv_size, begin, /*is_announced=*/true, Serial());
       for (const bool is_announced : {true, false}) {
         for (const Parallel* parallel : {static_cast<const Parallel*>(&pool), static_cast<const Parallel*>(&serial)}) {
-          const Grads got = run_over(kernels(), q_size, kv_size, begin, is_announced, *parallel);
-          EXPECT_TRUE(same_bits(got.dq, want.dq) && same_bits(got.dk, want.dk) && same_bits(got.dv, want.dv))
-              << q_size[3] << " dims, begin " << begin << ", announced " << is_announced;
+          const BackwardResult got = run_over(kernels(), q_size, kv_size, begin, is_announced, *parallel);
+          SCOPED_TRACE(concat(q_size[3], " dims, begin ", begin, ", announced ", is_announced));
+          expect_same(got, want);
         }
       }
     }
