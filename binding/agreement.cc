@@ -123,6 +123,12 @@ std::string difference(size_t index, const std::vector<Fields>& by_rank) {
                      ". Every rank must make the same calls in the same order with the same global arguments"));
 }
 
+// A store or a collective carries a text of any length, but not every one survives it.
+std::string cut(const std::string& message) {
+  if (message.size() <= Agreement::kMaxMessage) return message;
+  return concat(message.substr(0, Agreement::kMaxMessage), " ... (", message.size(), " bytes)");
+}
+
 // Raises what the first refusing rank has told.
 void check_refusals(int64_t number, const std::vector<std::string>& texts) {
   for (size_t rank = 0; rank < texts.size(); ++rank) {
@@ -201,9 +207,23 @@ Agreed Agreement::agree(const Group& group, const Proposal& proposal) {
 
 void Agreement::refuse(const Group& group, RefusalKind kind, const std::string& message) noexcept {
   const std::lock_guard lock(mutex_);
+  leave_refusal(group, kind, message);
+}
+
+void Agreement::refuse_since(const Group& group, RefusalKind kind, const std::string& message, int64_t calls) noexcept {
+  const std::lock_guard lock(mutex_);
+  if (number_ == calls) leave_refusal(group, kind, message);
+}
+
+int64_t Agreement::calls() const {
+  const std::lock_guard lock(mutex_);
+  return number_;
+}
+
+void Agreement::leave_refusal(const Group& group, RefusalKind kind, const std::string& message) noexcept {
   const int64_t number = ++number_;
   try {
-    mailbox_->leave(group, number, Topic::kHeader, to_text(Header{.number = number, .refusal = kind}, message));
+    mailbox_->leave(group, number, Topic::kHeader, to_text(Header{.number = number, .refusal = kind}, cut(message)));
   } catch (const std::exception&) {
     // The caller raises its own error now, and that one matters more than a lost peer.
   }

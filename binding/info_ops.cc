@@ -14,6 +14,7 @@
 #include "ringspan/kernel/isa.h"
 #include "ringspan/ledger/ledger.h"
 
+#include "binding/agreed_call.h"
 #include "binding/agreement.h"
 #include "binding/content_hash.h"
 #include "binding/errors.h"
@@ -29,19 +30,30 @@ namespace {
 using at::Tensor;
 using std::string;
 
-void refuse(string group_name, string message) {
+// Null where there is nobody to agree with.
+std::shared_ptr<Agreement> agreement_of(const Group& group) {
+  return has_peers(group) ? Agreement::of(group) : nullptr;
+}
+
+int64_t calls_of(string group_name) {
+  return translate_errors([&] {
+    const auto agreement = agreement_of(find_group(group_name));
+    return agreement ? agreement->calls() : int64_t{0};
+  });
+}
+
+void refuse(string group_name, string message, bool is_unsupported, int64_t calls) {
   translate_errors([&] {
     const Group group = find_group(group_name);
-    if (group.size > 1 && !group.is_fake()) {
-      Agreement::of(group)->refuse(group, RefusalKind::kBadArgument, message);
-    }
+    const RefusalKind kind = is_unsupported ? RefusalKind::kUnsupported : RefusalKind::kBadArgument;
+    if (const auto agreement = agreement_of(group)) agreement->refuse_since(group, kind, message, calls);
   });
 }
 
 void agree_on(string group_name, string signature) {
   translate_errors([&] {
     const Group group = find_group(group_name);
-    if (group.size == 1 || group.is_fake()) return;
+    if (!has_peers(group)) return;
     uint64_t hash = signature.size();
     for (char letter : signature) hash = mix(hash ^ static_cast<unsigned char>(letter));
     Agreement::of(group)->agree(
@@ -167,7 +179,9 @@ void force_isa_by_name(string name) {
 
 TORCH_LIBRARY_FRAGMENT(ringspan, m) {
   const string plan_arguments = string("(") + kPlanArguments + ", int rank) -> ";
-  m.def("_refuse(str group_name, str message) -> ()", &refuse);
+  // Calls of the group that this rank has taken part in; a refusal of the next one, unless there were more since.
+  m.def("_calls(str group_name) -> int", &calls_of);
+  m.def("_refuse(str group_name, str message, bool is_unsupported, int calls) -> ()", &refuse);
   m.def("_agree(str group_name, str signature) -> ()", &agree_on);
   m.def("_positions(SymInt[] spec, Tensor[] tables, int which, int rank, int batch) -> Tensor", &positions);
   m.def("_work(SymInt[] spec, Tensor[] tables) -> int[]", &work);

@@ -25,14 +25,10 @@ class StoreMailbox final : public Mailbox {
   }
 
   std::vector<std::string> swap(const Group& group, int64_t number, Topic topic, const std::string& mine) override {
-    leave(group, number, topic, mine);
-    std::vector<std::string> keys;
-    for (int64_t rank = 0; rank < group.size; ++rank) {
-      if (rank != group.rank) keys.push_back(key_of(number, topic, rank));
-    }
+    put(group, number, topic, mine);
     std::vector<std::vector<uint8_t>> values;
     try {
-      values = store_->multiGet(keys);
+      values = store_->multiGet(keys_of_others(group, number, topic));
     } catch (const std::exception& error) {
       throw AbsentRanks(find_absent(group, number, topic), message_of(error));
     }
@@ -43,15 +39,17 @@ class StoreMailbox final : public Mailbox {
     return texts;
   }
 
+  // Nothing is read here, so whether the others have come to the last call is asked: they may all refuse for ever.
   void leave(const Group& group, int64_t number, Topic topic, const std::string& mine) override {
-    const std::string key = key_of(number, topic, group.rank);
-    store_->set(key, std::vector<uint8_t>(mine.begin(), mine.end()));
-    mine_.emplace_back(number, key);
+    const int64_t last = number - 1;
+    const bool has_older = !mine_.empty() && mine_.front().first < last;
+    if (has_older && store_->check(keys_of_others(group, last, Topic::kHeader))) forget_before(last);
+    put(group, number, topic, mine);
   }
 
   void replace(const Group& group, int64_t number, Topic topic, const std::string& mine) noexcept override {
     try {
-      leave(group, number, topic, mine);
+      put(group, number, topic, mine);
     } catch (const std::exception&) {
       // The store is gone, and with it everyone who could ask.
     }
@@ -60,6 +58,20 @@ class StoreMailbox final : public Mailbox {
  private:
   std::string key_of(int64_t number, Topic topic, int64_t rank) const {
     return concat(prefix_, number, topic == Topic::kHeader ? "/h/" : "/d/", rank);
+  }
+
+  std::vector<std::string> keys_of_others(const Group& group, int64_t number, Topic topic) const {
+    std::vector<std::string> keys;
+    for (int64_t rank = 0; rank < group.size; ++rank) {
+      if (rank != group.rank) keys.push_back(key_of(number, topic, rank));
+    }
+    return keys;
+  }
+
+  void put(const Group& group, int64_t number, Topic topic, const std::string& mine) {
+    const std::string key = key_of(number, topic, group.rank);
+    store_->set(key, std::vector<uint8_t>(mine.begin(), mine.end()));
+    mine_.emplace_back(number, key);
   }
 
   void forget_before(int64_t number) {

@@ -44,4 +44,4 @@ def group_of(group_name: str) -> ProcessGroup:
 def tell_peers(group_name: str, error: Exception) -> None:
     """Publishes why this rank makes no call, so that its peers raise too. Traced code publishes nothing."""
     if group_name and not torch.compiler.is_compiling():
-        torch.ops.ringspan._refuse(group_name, str(error))
+        torch.ops.ringspan._refuse(group_name, str(error), False, torch.ops.ringspan._calls(group_name))

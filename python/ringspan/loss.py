@@ -64,7 +64,7 @@ def _sum_totals(totals: Tensor, group_name: str, call: str) -> Tensor:
             "valid tokens in all calls of the step"
         )
         if group_name:
-            torch.ops.ringspan._refuse(group_name, str(error))
+            torch.ops.ringspan._refuse(group_name, str(error), False, torch.ops.ringspan._calls(group_name))
         raise error
     summed = totals.clone()
     if group_name:
