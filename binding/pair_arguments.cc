@@ -27,8 +27,7 @@ at::Tensor expanded(const char* name, const at::Tensor& tensor, const std::vecto
 }
 
 ByteMaskView mask_view(const at::Tensor& mask, bool masked_value, bool by_grid) {
-  ByteMaskView view;
-  view.data = static_cast<const std::byte*>(mask.const_data_ptr());
+  ByteMaskView view(static_cast<const std::byte*>(mask.const_data_ptr()), {}, {});
   for (int axis = 0; axis < 4; ++axis) {
     view.size[axis] = mask.size(axis);
     view.stride[axis] = mask.stride(axis);

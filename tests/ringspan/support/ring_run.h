@@ -3,6 +3,7 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <vector>
 
 #include "ringspan/kernel/pair_inputs.h"
@@ -15,9 +16,17 @@
 namespace ringspan::test {
 
 struct RingInputs {
-  Array q, k, v, dout, dlse;  // global order; an empty dlse counts as 0
-  // [B or 1, N or 1, Sq or 1, Skv] in the dtype of the call; [.., .., Sq, Skv] where 1 keeps the pair. Empty = none.
+  Array q, k, v, dout, dlse;  // global order; a default dlse counts as 0
+  // [B or 1, N or 1, Sq or 1, Skv], a default one = none. The bias in the dtype of the call unless `bias_dtype` says
+  // another; 1 in the mask keeps the pair. One row serves all queries; with one query it is taken for such a row.
   Array bias{}, mask{};
+  double bias_factor = 1;
+  std::optional<DType> bias_dtype{};
+  bool mask_marks_masked = false;  // what bytes mean
+  bool mask_by_grid = false;       // every rank has the whole mask; its rows are not shared
+  Array slopes{};                  // [B or 1, N, 1, 1]
+  int64_t slope_shift = 0;
+  bool slope_of_root = false;
   std::vector<double> sink{};  // one per query head; empty = none
   double softcap = 0;
   Dropout dropout{};  // over the grid of the whole call
@@ -36,6 +45,9 @@ struct RingOptions {
   std::function<void(int64_t rank)> before_forward = {};  // disturbs the timing of a rank
   int threads = 1;                                        // per rank
 };
+
+// Whether the tensor has a row for each query rather than one for all.
+bool is_by_row(const Array& tensor, const Problem& problem);
 
 // Tells the problem of a bias and a mask that are split by query rows, for schedules that move these.
 void describe_row_tensors(const RingInputs& inputs, Problem& problem);
