@@ -70,8 +70,8 @@ void check_backward(const BackwardArgs& args) {
   if (!args.dbias.is_given()) return;
   RINGSPAN_CHECK(args.pairs.bias.is_given(), "dbias is given without a bias");
   check_view("dbias", args.dbias, args.pairs.bias.size, acc);
-  RINGSPAN_CHECK(args.dbias.stride[3] != 0 || args.dbias.size[3] <= 1, "dbias shares its ", args.dbias.size[3],
-                 " columns; give each its own");
+  RINGSPAN_CHECK(args.dbias.stride[3] != 0 || args.dbias.size[3] <= 1 || args.dbias.rows() == 0, "dbias shares its ",
+                 args.dbias.size[3], " columns; give each its own");
 }
 
 }  // namespace

@@ -112,6 +112,9 @@ void check_dbias(const RankPlan& part, const PairInputs& pairs, const TensorView
   RINGSPAN_CHECK(dbias.dtype == accumulator, "dbias is ", name_of(dbias.dtype), ", the plan needs ",
                  name_of(accumulator));
   check_row_tensor("dbias", part, planned, dbias);
+  const bool has_elements = dbias.rows() > 0 || dbias.stride[2] == 0;
+  RINGSPAN_CHECK(dbias.stride[3] != 0 || dbias.size[3] <= 1 || !has_elements, "dbias shares its ", dbias.size[3],
+                 " columns; give each its own");
   RINGSPAN_CHECK(!planned.is_given() || planned.wants_gradient || !moves_queries(part),
                  "dbias is given and the plan has no gradient of the bias; set Problem::bias.wants_gradient");
 }

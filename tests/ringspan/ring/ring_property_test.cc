@@ -57,6 +57,7 @@ struct Draw {
   GradRoute route = GradRoute::kFromNext;
   RingInputs in{};
   test::Keep keep{};
+  int threads = 1;
 };
 
 Problem draw_problem(Source& source) {
@@ -70,8 +71,8 @@ Problem draw_problem(Source& source) {
   const auto length = [&] { return source.chance(5) ? 0 : source.in(1, is_long ? 280 : source.chance(10) ? 6 : 44); };
   p.q_len = length();
   p.kv_len = source.chance(60) ? p.q_len : length();
-  p.qk_dim = source.in(1, 20);
-  p.v_dim = source.in(1, 20);
+  p.qk_dim = source.in(1, source.chance(3) ? 150 : 20);
+  p.v_dim = source.in(1, source.chance(3) ? 150 : 20);
   p.dtype = source.of({DType::kF32, DType::kF32, DType::kF64, DType::kBF16, DType::kF16});
   p.layout = source.of({Layout::kBNSD, Layout::kBSND, Layout::kBSH, Layout::kSBH, Layout::kTND});
   if (p.layout == Layout::kTND) p.batch = 1;
@@ -79,15 +80,32 @@ Problem draw_problem(Source& source) {
   return p;
 }
 
-std::vector<Band> draw_bands(Source& source, const Problem& p) {
+// Documents that number their pairs in their own way: none, or one to three.
+std::vector<PairGrid> draw_grids(Source& source, const Problem& p) {
+  std::vector<PairGrid> grids;
+  if (!source.chance(15)) return grids;
+  const int64_t count = source.in(1, 3);
+  for (int64_t i = 0; i < count; ++i) {
+    const auto stride = [&] { return static_cast<uint64_t>(source.in(0, 1 << 20)); };
+    grids.push_back({p.q_len * i / count, p.kv_len * i / count, source.word(), stride(), stride(), stride()});
+  }
+  return grids;
+}
+
+// A row of a grid keeps pairs of its own grid only.
+std::vector<Band> draw_bands(Source& source, const Problem& p, const std::vector<PairGrid>& grids) {
   std::vector<Band> bands;
   for (int64_t count = source.chance(20) ? 0 : source.in(1, 8); count > 0; --count) {
-    const auto range = [&](int64_t length) {
-      const int64_t a = source.in(0, length), b = source.in(0, length);
-      return source.chance(30) ? std::pair(int64_t{0}, length) : std::pair(std::min(a, b), std::max(a, b));
+    const auto range = [&](int64_t first, int64_t end) {
+      const int64_t a = source.in(first, end), b = source.in(first, end);
+      return source.chance(30) ? std::pair(first, end) : std::pair(std::min(a, b), std::max(a, b));
     };
-    const auto [q_begin, q_end] = range(p.q_len);
-    const auto [kv_begin, kv_end] = range(p.kv_len);
+    const int64_t grid = grids.empty() ? 0 : source.in(0, std::ssize(grids) - 1);
+    const bool is_last = grid + 1 >= std::ssize(grids);
+    const auto [q_begin, q_end] =
+        range(grids.empty() ? 0 : grids[grid].q_begin, is_last ? p.q_len : grids[grid + 1].q_begin);
+    const auto [kv_begin, kv_end] =
+        range(grids.empty() ? 0 : grids[grid].kv_begin, is_last ? p.kv_len : grids[grid + 1].kv_begin);
     const int64_t lo = source.chance(30) ? -kNoDiagonal : source.in(-50, 50);
     const int64_t hi = source.chance(30) ? kNoDiagonal : source.in(-50, 50);
     bands.push_back({q_begin, q_end, kv_begin, kv_end, std::min(lo, hi), std::max(lo, hi)});
@@ -165,7 +183,10 @@ std::array<int64_t, 4> draw_pair_size(Source& source, const Draw& draw) {
 
 void draw_bias(Source& source, Draw& draw) {
   const Problem& p = draw.problem;
-  if (p.dtype != DType::kF32 && source.chance(30)) draw.in.bias_dtype = DType::kF32;
+  if (source.chance(30)) {
+    draw.in.bias_dtype = p.dtype == DType::kF64 ? DType::kF32 : source.of({DType::kF32, DType::kBF16, DType::kF16});
+  }
+  draw.in.wants_dbias = source.chance(85);
   draw.in.bias = test::random_array(source.word(), draw_pair_size(source, draw), draw.in.bias_dtype.value_or(p.dtype));
   for (double& value : draw.in.bias.data) value = source.chance(10) ? -kInfinity : value;
   if (source.chance(30)) draw.in.bias_factor = source.of({0.5, -1.25, 0.0});
@@ -190,6 +211,11 @@ void draw_slopes(Source& source, Draw& draw) {
 
 void draw_pairs(Source& source, Draw& draw) {
   const Problem& p = draw.problem;
+  draw.in.splits_one_row = source.chance(50);
+  if (source.chance(30)) {
+    draw.in.pair_order = source.of<std::array<int, 4>>({{0, 2, 1, 3}, {2, 0, 1, 3}, {0, 1, 3, 2}});
+    draw.in.pair_gap = source.in(1, 2);
+  }
   if (source.chance(35)) draw_bias(source, draw);
   if (source.chance(30)) draw_mask(source, draw);
   if (source.chance(25)) draw_slopes(source, draw);
@@ -206,8 +232,9 @@ Draw make_draw(uint64_t seed) {
   Source source(seed);
   Draw draw{.problem = draw_problem(source)};
   const Problem& p = draw.problem;
+  const std::vector<PairGrid> grids = draw_grids(source, p);
   const int64_t lists = source.chance(50) ? 1 : p.batch;
-  for (int64_t b = 0; b < lists; ++b) draw.bands.push_back(draw_bands(source, p));
+  for (int64_t b = 0; b < lists; ++b) draw.bands.push_back(draw_bands(source, p, grids));
   draw.keep = [bands = draw.bands](int64_t b, int64_t i, int64_t j) {
     for (const Band& band : bands[bands.size() == 1 ? 0 : b]) {
       if (band.q_begin <= i && i < band.q_end && band.kv_begin <= j && j < band.kv_end && band.lo <= j - i &&
@@ -227,9 +254,16 @@ Draw make_draw(uint64_t seed) {
   if (source.chance(50)) {
     draw.in.dlse = test::random_array(source.word(), {p.batch, p.q_heads, p.q_len, 1}, accumulator_of(p.dtype));
   }
+  draw.in.grids = grids;
+  if (source.chance(10)) {
+    draw.in.dout_is_one_value = true;
+    std::fill(draw.in.dout.data.begin(), draw.in.dout.data.end(), 0.75);
+  }
   draw_pairs(source, draw);
   draw.schedule = source.of(schedules_for(world));
-  test::describe_row_tensors(draw.in, draw.problem);
+  // A plan need not know of rows that stay where they are.
+  if (moves_queries(draw.schedule) || source.chance(60)) test::describe_row_tensors(draw.in, draw.problem);
+  draw.threads = static_cast<int>(source.chance(15) ? source.in(2, 3) : 1);
   return draw;
 }
 
@@ -242,7 +276,7 @@ std::string terms_of(const RingInputs& in) {
   }
   text << (in.mask_by_grid ? " by grid" : "") << (in.sink.empty() ? "" : ", sink")
        << (in.dlse.is_given() ? ", dlse" : "") << ", bias_factor " << in.bias_factor << ", softcap " << in.softcap
-       << ", dropout " << in.dropout.p;
+       << ", dropout " << in.dropout.p << ", " << in.grids.size() << " grids" << (in.wants_dbias ? "" : ", no dbias");
   return text.str();
 }
 
@@ -256,7 +290,7 @@ void check_draw(uint64_t seed) {
   const MaskSpec mask(draw.problem.q_len, draw.problem.kv_len, draw.bands);
   const Plan plan = build_plan(draw.problem, mask, draw.q_map, draw.kv_map, draw.schedule, draw.route);
   try {
-    const test::RingResults got = test::run_ring(plan, draw.in, {.padding = std::nan("")});
+    const test::RingResults got = test::run_ring(plan, draw.in, {.padding = std::nan(""), .threads = draw.threads});
     test::expect_exact(draw.problem, draw.in, draw.keep, got);
   } catch (const std::exception& error) {
     ADD_FAILURE() << error.what();

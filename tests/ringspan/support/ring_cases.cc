@@ -17,13 +17,17 @@ double shared_at(const Array& x, int64_t b, int64_t n, int64_t i, int64_t j) {
 }
 
 // What is added to the score of a pair; -inf where the pair takes no part.
-double added_to_score(const RingInputs& in, int64_t b, int64_t n, int64_t i, int64_t j) {
-  if (in.mask.is_given() && shared_at(in.mask, b, n, i, j) == 0) return -kInfinity;
+double added_to_score(const RingInputs& in, const PairGrid& grid, int64_t b, int64_t n, int64_t i, int64_t j) {
+  const int64_t row = i - grid.q_begin, column = j - grid.kv_begin;
+  if (in.mask.is_given()) {
+    const bool by_grid = in.mask_by_grid;
+    if (shared_at(in.mask, b, n, by_grid ? row : i, by_grid ? column : j) == 0) return -kInfinity;
+  }
   double sum = in.bias.is_given() ? shared_at(in.bias, b, n, i, j) : 0;
   if (sum == -kInfinity) return sum;
   sum *= in.bias_factor;
   if (!in.slopes.is_given()) return sum;
-  const double distance = std::abs(static_cast<double>(j - i + in.slope_shift));
+  const double distance = std::abs(static_cast<double>(column - row + in.slope_shift));
   return sum - shared_at(in.slopes, b, n, 0, 0) * (in.slope_of_root ? std::sqrt(distance) : distance);
 }
 
@@ -89,12 +93,17 @@ Inputs oracle_inputs(const Problem& p, const RingInputs& in, const Keep& keep) {
   inputs.sink = in.sink;
   inputs.terms.softcap = in.softcap;
   if (in.bias.is_given() || in.mask.is_given() || in.slopes.is_given()) {
-    inputs.terms.bias = [&in](int64_t b, int64_t n, int64_t i, int64_t j) { return added_to_score(in, b, n, i, j); };
+    inputs.terms.bias = [&in, p](int64_t b, int64_t n, int64_t i, int64_t j) {
+      return added_to_score(in, grid_at(in, p, i), b, n, i, j);
+    };
   }
   if (in.dropout.p == 0) return inputs;
   inputs.terms.dropout_p = in.dropout.p;
   inputs.terms.is_dropped = [&in, p](int64_t b, int64_t n, int64_t i, int64_t j) {
-    const auto index = static_cast<uint64_t>(((b * p.q_heads + n) * p.q_len + i) * p.kv_len + j);
+    const PairGrid grid = grid_at(in, p, i);
+    const uint64_t index =
+        grid.origin + static_cast<uint64_t>(b) * grid.batch_stride + static_cast<uint64_t>(n) * grid.head_stride +
+        static_cast<uint64_t>(i - grid.q_begin) * grid.row_stride + static_cast<uint64_t>(j - grid.kv_begin);
     return draw_of_pair(in.dropout.seed, in.dropout.offset, index) >= keep_threshold(in.dropout.p);
   };
   return inputs;
@@ -104,7 +113,7 @@ Expected expected_of(const Problem& p, const RingInputs& in, const Keep& keep) {
   const Inputs inputs = oracle_inputs(p, in, keep);
   Expected expected{oracle_forward(inputs), {}, Array(in.bias.size)};
   expected.gradients = oracle_backward(inputs, expected.outputs, in.dout, in.dlse);
-  if (!in.bias.is_given()) return expected;
+  if (!in.bias.is_given() || !in.wants_dbias) return expected;
   Array& dbias = expected.dbias;
   for_each_index(expected.gradients.ds.size, [&](int64_t b, int64_t n, int64_t i, int64_t j) {
     dbias.at(b % dbias.size[0], n % dbias.size[1], i % dbias.size[2], j) +=
