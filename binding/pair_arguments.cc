@@ -28,12 +28,11 @@ void check_pairs(const char* name, const at::Tensor& tensor, const std::vector<i
 // Size along an axis counted from the last one, which is 1; 1 where the tensor has none.
 int64_t size_from_end(const at::Tensor& tensor, int64_t axis) { return tensor.dim() >= axis ? tensor.size(-axis) : 1; }
 
-// Expanded to `full`, but over the memory of the tensor as it was given: that of a view without rows has no address, and
-// rows that all share one are read on ranks that hold none.
-template <class View, class Data>
-View pairs_view(View view, Data* data, const at::Tensor& tensor, const std::vector<int64_t>& full) {
+// `view` with the sizes of `full` over the memory of the tensor as it was given: a tensor that is expanded to no rows has
+// no address, and a row that all queries share is read on ranks that hold none.
+template <class View>
+View expanded_view(View view, const at::Tensor& tensor, const std::vector<int64_t>& full) {
   const at::Tensor expanded = tensor.expand(full);
-  view.data = data;
   for (int axis = 0; axis < 4; ++axis) {
     view.size[axis] = full[axis];
     view.stride[axis] = expanded.stride(axis);
@@ -123,15 +122,14 @@ PairOperands::PairOperands(const PairArguments& arguments, const Problem& p, int
 PairInputs PairOperands::inputs(int64_t seed) const {
   PairInputs inputs = numbers_;
   if (bias_) {
-    ConstTensorView view;
-    view.dtype = core_dtype("bias", *bias_);
-    inputs.bias = pairs_view(view, static_cast<const std::byte*>(bias_->const_data_ptr()), *bias_, full_);
+    const ConstTensorView view(static_cast<const std::byte*>(bias_->const_data_ptr()), core_dtype("bias", *bias_), {},
+                               {});
+    inputs.bias = expanded_view(view, *bias_, full_);
   }
   if (mask_) {
-    ByteMaskView view;
-    view.masked_value = mask_means_masked_;
-    view.rows_are_grids = mask_by_grid_;
-    inputs.mask = pairs_view(view, static_cast<const std::byte*>(mask_->const_data_ptr()), *mask_, full_mask_);
+    const ByteMaskView view(static_cast<const std::byte*>(mask_->const_data_ptr()), {}, {}, mask_means_masked_,
+                            mask_by_grid_);
+    inputs.mask = expanded_view(view, *mask_, full_mask_);
   }
   if (slopes_.defined()) inputs.slopes = const_view(slopes_);
   inputs.dropout.seed = static_cast<uint64_t>(seed);
@@ -144,9 +142,9 @@ at::Tensor PairOperands::make_bias_gradient() const {
 }
 
 TensorView PairOperands::bias_gradient_view(const at::Tensor& gradient) const {
-  TensorView view;
-  view.dtype = core_dtype("the gradient of bias", gradient);
-  return pairs_view(view, static_cast<std::byte*>(gradient.mutable_data_ptr()), gradient, full_);
+  const TensorView view(static_cast<std::byte*>(gradient.mutable_data_ptr()), core_dtype("the gradient of bias", gradient),
+                        {}, {});
+  return expanded_view(view, gradient, full_);
 }
 
 }  // namespace ringspan::binding
