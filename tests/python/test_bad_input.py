@@ -246,29 +246,39 @@ def test_zero_dropout_is_no_dropout():
 def test_the_inner_op_checks_by_itself():
     """Whoever calls the dispatcher op without the front gets errors, not crashes."""
     op = torch.ops.ringspan.attention
-    good = [None, [1, 1, 2, 8, 8, 0, 0, 0, 0, 0], [], 0.25, "BNSD", 4, "", "auto", "auto", False]
-    op(Q, K, V, *good)
-    for place, wrong in [
-        (0, torch.zeros(3)),
-        (0, torch.zeros(4, 1)),
-        (0, torch.zeros(4, dtype=torch.float16)),
-        (0, torch.full((4,), float("nan"))),
-        (0, torch.full((4,), float("inf"))),
-        (1, []),
-        (1, [2, 1, 2, 8, 8, 0, 0, 0, 0, 0]),
-        (1, [1, 1, 2, 8, 8, 0, 0, 0, 0]),
-        (1, [1, 1, 2, 8, 8, 0, 0, 0, 0, 8]),
-        (1, [1, 1, 2, 8, 8, 9, 0, 0, 0, 0]),
-        (1, [1, 1, 2, 8, 8, 3, 0, 0, 0, 0]),
-        (1, [1, 1, 2, 8, 8, 0, 0, 0, 0, 5, 3, 1, 0, 0, 0]),
-        (1, [1, 2, 2, 16, 16, 0, 0, 0, 0, 0]),
-        (1, [1, 1, 2, 9, 8, 0, 0, 0, 0, 0]),
-        (3, float("nan")),
-        (4, "XYZ"),
-        (5, 3),
-        (7, "star"),
-        (8, "broadcast"),
+    good = {
+        "spec": [1, 1, 2, 8, 8, 0, 0, 0, 0, 0],
+        "tables": [],
+        "scale": 0.25,
+        "layout": "BNSD",
+        "num_heads": 4,
+        "group_name": "",
+    }
+    op(Q, K, V, **good)
+    for name, wrong in [
+        ("sink", torch.zeros(3)),
+        ("sink", torch.zeros(4, 1)),
+        ("sink", torch.zeros(4, dtype=torch.float16)),
+        ("sink", torch.full((4,), float("nan"))),
+        ("sink", torch.full((4,), float("inf"))),
+        ("spec", []),
+        ("spec", [2, 1, 2, 8, 8, 0, 0, 0, 0, 0]),
+        ("spec", [1, 1, 2, 8, 8, 0, 0, 0, 0]),
+        ("spec", [1, 1, 2, 8, 8, 0, 0, 0, 0, 8]),
+        ("spec", [1, 1, 2, 8, 8, 9, 0, 0, 0, 0]),
+        ("spec", [1, 1, 2, 8, 8, 3, 0, 0, 0, 0]),
+        ("spec", [1, 1, 2, 8, 8, 0, 0, 0, 0, 5, 3, 1, 0, 0, 0]),
+        ("spec", [1, 2, 2, 16, 16, 0, 0, 0, 0, 0]),
+        ("spec", [1, 1, 2, 9, 8, 0, 0, 0, 0, 0]),
+        ("scale", float("nan")),
+        ("scale", 1e39),
+        ("softcap", 1e39),
+        ("head_offset", 2**63 - 1),
+        ("layout", "XYZ"),
+        ("num_heads", 3),
+        ("schedule", "star"),
+        ("exchange", "broadcast"),
     ]:
-        arguments = [wrong if index == place else value for index, value in enumerate(good)]
+        changes = {"dropout_p": 0.5, "seed": torch.tensor([1]), "total_heads": 4} if name == "head_offset" else {}
         with pytest.raises((ValueError, NotImplementedError)):
-            op(Q, K, V, *arguments)
+            op(Q, K, V, **{**good, **changes, name: wrong})
