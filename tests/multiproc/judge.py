@@ -18,12 +18,9 @@ def limit_of(name: str, dtype: str) -> float:
     return (FORWARD if name in ("out", "lse") else BACKWARD)[dtype]
 
 
-def check(pool: Pool | None, world: int, cases: list[Case]) -> None:
+def check(pool: Pool | None, world: int, cases: list[Case], job: str = "jobs:errors") -> None:
     """Asserts every case on `world` ranks; with no pool in this process without a group."""
-    if pool is None:
-        answers = [[errors_of(case, None, 0, 1) for case in cases]]
-    else:
-        answers = pool.run("jobs:errors", world, cases=cases)
+    answers = [[errors_of(case, None, 0, 1) for case in cases]] if pool is None else pool.run(job, world, cases=cases)
     faults = [
         f"{name} of rank {rank} off by {answer[name]:.3g} (limit {limit_of(name, case.dtype):.3g}) in {case}"
         for rank, ranked in enumerate(answers)
