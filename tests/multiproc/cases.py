@@ -43,6 +43,7 @@ class Case:
     # Axes of "BNSK" that the tensor has; the others are shared.
     attn_mask: str | None = None  # bool
     bias: str | None = None  # float, as attn_mask where that is None, else as bias
+    squeezed: bool = False  # both without leading axes of size 1
     alibi: tuple[float, ...] | None = None  # one slope for each query head
     dropout: tuple | None = None  # p, seed, offset
 
@@ -199,6 +200,8 @@ def pair_arguments(case: Case, q_positions: np.ndarray) -> tuple[dict[str, Any],
         if "S" in axes:
             tensor = oracle.take_rows(tensor, q_positions)
             fill_padding(tensor, q_positions, padding)
+        while case.squeezed and tensor.ndim > 1 and tensor.shape[0] == 1:
+            tensor = tensor[0]
         return torch.from_numpy(np.ascontiguousarray(tensor))
 
     if case.attn_mask is not None:
@@ -363,7 +366,9 @@ def bias_error(case: Case, local: Local, expected: oracle.Result) -> float:
     if "S" in case.bias:
         rows = oracle.take_rows(right, local.q_positions)
     terms = np.abs(expected.dbias).sum(axis=shared).max(initial=expected.dq_terms)  # a row's gradients add up to 0
-    return oracle.error(local.dbias.double().numpy(), rows, right, terms * CANCELLED)
+    got = local.dbias.double().numpy()
+    got = got.reshape(rows.shape) if case.squeezed and got.size == rows.size else got
+    return oracle.error(got, rows, right, terms * CANCELLED)
 
 
 def squared_errors_of(case: Case, group: Any, rank: int, world: int) -> dict[str, tuple[float, int]]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from disagreement_jobs import Answer, Disagreement, Side
-from disagreements import DRAWS, DTYPES, EQUAL, drawn
+from disagreements import DRAWS, EQUAL, drawn
 from other_disagreements import of_contract, of_helpers
 from test_faults import named
 from trials import FRESH, faults_of_group, faults_of_refusal
@@ -102,8 +102,5 @@ def test_one_rank_gathers_or_counts_otherwise(pool, world):
 
 def test_the_document_says_what_is_not_compared():
     """Contents of masks and biases: large, or each rank's own."""
-    text = DOCUMENT.read_text()
-    found = re.search(r"not\s+compared", text)
-    assert found, "docs/agreement.md does not say what is not compared"
-    assert all(DTYPES)
-    assert re.search(r"attn_mask|bias", text[max(0, found.start() - 1500) : found.end() + 1500])
+    paragraphs = [part for part in DOCUMENT.read_text().split("\n\n") if re.search(r"\bnot\s+compared\b", part)]
+    assert any("attn_mask" in part and "bias" in part for part in paragraphs), paragraphs

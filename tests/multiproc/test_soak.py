@@ -16,7 +16,7 @@ from soak_jobs import Soaked
 from test_schedules import SCHEDULES
 from test_sweep import masks_of
 
-DRAWS = int(os.environ.get("RINGSPAN_SOAK_DRAWS", "240"))
+DRAWS = int(os.environ.get("RINGSPAN_SOAK_DRAWS", "200"))
 SEED = int(os.environ.get("RINGSPAN_SOAK_SEED", "1"))
 WORLDS = [1, 2, 3, 4]
 PIECE = 50  # draws that the processes of a pool do under one watchdog
@@ -89,6 +89,7 @@ def drawn(number: int, world: int) -> Soaked:
         scale=source.choice([None, 0.25, -0.5]),
         seed=number,
         lse_grad=source.random() < 0.5,
+        squeezed=front in ("attention", "compiled") and source.random() < 0.4,
         **_terms(source, q_heads),
     )
     if kind != "entries" and source.random() < 0.2 and front in ("attention", "flex"):
@@ -150,8 +151,8 @@ def _in_contract(source: random.Random, case: Case) -> Case:
         alibi=None,
         dropout=None,
         lse_grad=False,
-        attn_mask=case.attn_mask and source.choice(["BNSK", "BSK", "SK"]),
-        bias=case.bias and source.choice(["BNSK", "NSK", "BNK", "NK"]),
+        attn_mask=None if case.attn_mask is None else source.choice(["BNSK", "BSK", "SK"]),
+        bias=None if case.bias is None else source.choice(["BNSK", "NSK", "BNK", "NK"]),
         seed=2 * case.seed + 1,  # then the bias comes as such
     )
 
