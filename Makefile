@@ -119,6 +119,7 @@ lint: $(STAMPS)/check
 	$(BIN)/ruff format --check $(PYTHON_FOLDERS)
 	$(BIN)/clang-format --dry-run -Werror $(CXX_FILES)
 	$(BIN)/python tools/check_style.py
+	$(BIN)/python tools/check_faults.py
 
 layers: $(STAMPS)/venv
 	$(BIN)/python tools/check_layers.py

@@ -1,6 +1,7 @@
 // The way of every op from its arguments to a call that all ranks make: checks, then agreement.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -14,29 +15,42 @@ namespace ringspan::binding {
 
 inline bool has_peers(const Group& group) { return group.size > 1 && !group.is_fake(); }
 
-// Runs the checks of a call, and tells the peers where they fail.
-template <class Check>
-auto check_or_refuse(const Group& group, bool assume_agreed, Check&& check) {
-  const auto refuse = [&](RefusalKind kind, const std::exception& error) {
-    if (has_peers(group) && !assume_agreed) Agreement::of(group)->refuse(group, kind, message_of(error));
-  };
+// Runs what comes before the agreement of a call, and tells the peers of any exception that leaves it, unless this rank
+// has taken part in a call meanwhile: that one was told there. With `assume_agreed` nobody listens.
+template <class Action>
+auto tell_peers(const Group& group, bool assume_agreed, Action&& action) {
+  if (!has_peers(group) || assume_agreed) return action();
+  const std::shared_ptr<Agreement> agreement = Agreement::of(group);
+  const int64_t calls = agreement->calls();
   try {
-    return check();
+    return action();
   } catch (const Unsupported& error) {
-    refuse(RefusalKind::kUnsupported, error);
+    agreement->refuse_since(group, RefusalKind::kUnsupported, message_of(error), calls);
+    throw;
+  } catch (const c10::NotImplementedError& error) {
+    agreement->refuse_since(group, RefusalKind::kUnsupported, message_of(error), calls);
     throw;
   } catch (const std::exception& error) {
-    refuse(RefusalKind::kBadArgument, error);
+    agreement->refuse_since(group, RefusalKind::kBadArgument, message_of(error), calls);
+    throw;
+  } catch (...) {
+    agreement->refuse_since(group, RefusalKind::kBadArgument, "an exception of unknown type", calls);
     throw;
   }
 }
 
-// The call and its operands, all but the seed checked. `more`: what else the arithmetic must give (step_backend.h).
-std::pair<Call, Operands> prepare(const Group& group, const at::Tensor& query, const at::Tensor& key,
-                                  const at::Tensor& value, const std::optional<at::Tensor>& sink,
-                                  const CallArguments& arguments, std::vector<std::string> more = {});
+// A call and its operands, checked and, by make_agreed, the same on every rank.
+struct PreparedCall {
+  Call call;
+  Operands operands;
+};
 
-// The call's number and seed. Nothing is agreed on without peers, and where the caller vouches for them.
-Agreed agree(const Call& call, const CallArguments& arguments, CallKind kind, int64_t forward_number);
+// All but the seed checked. `more`: what else the arithmetic must give (step_backend.h).
+PreparedCall prepare(const Group& group, const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+                     const CallArguments& arguments, std::vector<std::string> more = {});
+
+// Agrees with the peers, fills in the seed, and reads tensors of pairs as the ranks have settled it. Returns the call's
+// number; 0 where nothing is agreed on: without peers, and where the caller vouches for them.
+int64_t make_agreed(PreparedCall& prepared, const CallArguments& arguments, CallKind kind, int64_t forward_number);
 
 }  // namespace ringspan::binding

@@ -1,8 +1,11 @@
 #include "binding/agreement.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <map>
+#include <set>
+#include <type_traits>
 #include <unordered_map>
 #include <utility>
 
@@ -14,22 +17,42 @@ namespace {
 
 using Topic = Mailbox::Topic;
 
-// Fixed size; a refusal's message follows it.
+// Changes with the header and with what a proposal's hash is made of.
+constexpr int64_t kProtocol = 2;
+constexpr uint64_t kMagic = 0x676e697270617073;  // "ringspan" as bytes would read backwards
+constexpr size_t kVersionBytes = 16;
+
+// Fixed size; a refusal's message follows it. What tells versions apart comes first and keeps its place for ever.
 struct Header {
+  uint64_t magic = kMagic;
+  int64_t protocol = kProtocol;
+  std::array<char, kVersionBytes> version{RINGSPAN_VERSION};
+
   int64_t number = 0;
   RefusalKind refusal = RefusalKind::kNone;
   CallKind kind = CallKind::kForward;
   int64_t forward_number = 0;
-  int64_t needs_grad = 0;
   uint64_t hash = 0;
   int64_t seed = 0;
-  int64_t seed_is_drawn = 0;
+  bool seed_is_drawn = false, needs_grad = false;
+  RowReading bias_rows = RowReading::kNone, mask_rows = RowReading::kNone;
+  int32_t unused = 0;
 
   bool operator==(const Header&) const = default;
 };
+// With its length it fits into the one frame of a group without a store (mailbox.cc).
+static_assert(sizeof(Header) <= 120 && std::has_unique_object_representations_v<Header>);
+
+// What the readings of all ranks have in common; kNone where none is left.
+RowReading common(RowReading a, RowReading b) {
+  return static_cast<RowReading>(static_cast<uint8_t>(a) & static_cast<uint8_t>(b));
+}
 
 bool agree_with(Header a, Header b) {
   if (a.seed_is_drawn && b.seed_is_drawn) a.seed = b.seed;
+  for (const auto rows : {&Header::bias_rows, &Header::mask_rows}) {
+    if (common(a.*rows, b.*rows) != RowReading::kNone) a.*rows = b.*rows;
+  }
   return a == b;
 }
 
@@ -41,6 +64,21 @@ Header header_of(const std::string& text) {
   Header header;
   std::memcpy(&header, text.data(), std::min(sizeof header, text.size()));
   return header;
+}
+
+// Before anything else in a header is believed.
+void check_versions(int64_t own_rank, const std::vector<std::string>& texts) {
+  const Header mine;
+  for (size_t rank = 0; rank < texts.size(); ++rank) {
+    const Header theirs = header_of(texts[rank]);
+    const bool is_known = texts[rank].size() >= sizeof(Header) && theirs.magic == kMagic;
+    if (is_known && theirs.protocol == mine.protocol && theirs.version == mine.version) continue;
+    const std::string version(theirs.version.data(), strnlen(theirs.version.data(), kVersionBytes));
+    throw Error(concat("rank ", own_rank, " runs ringspan " RINGSPAN_VERSION " (protocol ", kProtocol, ") and rank ", rank,
+                       is_known ? concat(" ringspan ", version, " (protocol ", theirs.protocol, ")")
+                                : std::string(" another version or program"),
+                       "; install one version on every rank"));
+  }
 }
 
 constexpr char kEnd = '\0';
@@ -84,25 +122,30 @@ Fields all_fields(const Proposal& proposal) {
                 {{"call", backward ? concat("the backward of call ", proposal.forward_number) : "a forward", ""},
                  {"needs_grad", proposal.needs_grad ? "true" : "false", ""},
                  {"seed", proposal.seed_is_drawn ? "drawn" : concat(proposal.seed), ""}});
+  for (const auto& [name, rows] :
+       {std::pair("rows of bias", proposal.bias_rows), std::pair("rows of attn_mask", proposal.mask_rows)}) {
+    // Who cannot tell has nothing to say.
+    if (rows == RowReading::kShared) fields.push_back({name, "one for all queries"});
+    if (rows == RowReading::kByRows) fields.push_back({name, "one for each query"});
+  }
   return fields;
 }
 
-// "q_len is 16 (8 local rows) on rank 0, 12 (6 local rows) on rank 1", or "" where all agree.
-std::string difference(size_t index, const std::vector<Fields>& by_rank) {
+// "q_len is 16 (8 local rows) on rank 0, 12 (6 local rows) on rank 1", or "" where all that have it agree.
+std::string difference(const std::string& name, const std::vector<Fields>& by_rank) {
   std::map<std::string, std::vector<int64_t>> ranks_by_text;
   std::vector<std::string> order;
-  bool differs = false;
-  std::string name;
+  std::set<std::string> values;
   for (size_t rank = 0; rank < by_rank.size(); ++rank) {
-    if (index >= by_rank[rank].size()) continue;
-    const Field& field = by_rank[rank][index];
-    name = field.name;
-    differs |= field.value != by_rank[0][index].value;
-    const std::string text = field.note.empty() ? field.value : field.value + " (" + field.note + ")";
+    const auto& fields = by_rank[rank];
+    const auto field = std::find_if(fields.begin(), fields.end(), [&](const Field& one) { return one.name == name; });
+    if (field == fields.end()) continue;
+    values.insert(field->value);
+    const std::string text = field->note.empty() ? field->value : field->value + " (" + field->note + ")";
     if (ranks_by_text[text].empty()) order.push_back(text);
     ranks_by_text[text].push_back(static_cast<int64_t>(rank));
   }
-  if (!differs) return "";
+  if (values.size() < 2) return "";
   std::string sentence = name + " is ";
   for (size_t i = 0; i < order.size(); ++i) {
     sentence += concat(i ? ", " : "", order[i], " on ", join_ranks(ranks_by_text[order[i]]));
@@ -110,15 +153,27 @@ std::string difference(size_t index, const std::vector<Fields>& by_rank) {
   return sentence;
 }
 
+// Every name once, in the order in which the ranks have them.
+std::vector<std::string> names_of(const std::vector<Fields>& by_rank) {
+  std::vector<std::string> names;
+  std::set<std::string> known;
+  for (const Fields& fields : by_rank) {
+    for (const Field& field : fields) {
+      if (known.insert(field.name).second) names.push_back(field.name);
+    }
+  }
+  return names;
+}
+
 [[noreturn]] void throw_difference(int64_t number, const std::vector<Fields>& by_rank) {
   // Where the calls themselves differ, their arguments say nothing.
-  const std::string by_call = difference(0, by_rank);
-  std::string sentences = by_call;
-  for (size_t index = 1; by_call.empty() && index < by_rank[0].size(); ++index) {
-    const std::string sentence = difference(index, by_rank);
-    if (!sentence.empty()) sentences += (sentences.empty() ? "" : "; ") + sentence;
+  std::string sentences = difference("call", by_rank);
+  if (sentences.empty()) {
+    for (const std::string& name : names_of(by_rank)) {
+      const std::string sentence = difference(name, by_rank);
+      if (!sentence.empty()) sentences += (sentences.empty() ? "" : "; ") + sentence;
+    }
   }
-  if (sentences.empty()) sentences = "their arguments have other content";
   throw Error(concat("the ranks of the group disagree about call ", number, ": ", sentences,
                      ". Every rank must make the same calls in the same order with the same global arguments"));
 }
@@ -128,6 +183,8 @@ std::string cut(const std::string& message) {
   if (message.size() <= Agreement::kMaxMessage) return message;
   return concat(message.substr(0, Agreement::kMaxMessage), " ... (", message.size(), " bytes)");
 }
+
+RowReading settled(RowReading reading) { return reading == RowReading::kEither ? RowReading::kByRows : reading; }
 
 // Raises what the first refusing rank has told.
 void check_refusals(int64_t number, const std::vector<std::string>& texts) {
@@ -144,6 +201,7 @@ void check_refusals(int64_t number, const std::vector<std::string>& texts) {
   }
 }
 
+// Of the ranks that did not come.
 std::string absence(const Group& group, int64_t number, const AbsentRanks& absent) {
   const std::string who = absent.ranks.empty() ? "a rank of the group or its store" : join_ranks(absent.ranks);
   return concat("rank ", group.rank, " waited for ", who, " in call ", number,
@@ -181,16 +239,25 @@ Agreed Agreement::agree(const Group& group, const Proposal& proposal) {
   const Header header{.number = number,
                       .kind = proposal.kind,
                       .forward_number = proposal.forward_number,
-                      .needs_grad = proposal.needs_grad,
                       .hash = proposal.hash,
                       .seed = proposal.seed,
-                      .seed_is_drawn = proposal.seed_is_drawn};
+                      .seed_is_drawn = proposal.seed_is_drawn,
+                      .needs_grad = proposal.needs_grad,
+                      .bias_rows = proposal.bias_rows,
+                      .mask_rows = proposal.mask_rows};
   try {
     const std::vector<std::string> texts = mailbox_->swap(group, number, Topic::kHeader, to_text(header));
+    check_versions(group.rank, texts);
     check_refusals(number, texts);
-    const bool same = std::all_of(texts.begin(), texts.end(),
-                                  [&](const std::string& text) { return agree_with(header_of(text), header); });
-    if (same) return {number, header_of(texts[0]).seed};
+    Header shared = header;
+    bool same = true;
+    for (const std::string& text : texts) {
+      const Header other = header_of(text);
+      same = same && agree_with(other, shared);
+      shared.bias_rows = common(shared.bias_rows, other.bias_rows);
+      shared.mask_rows = common(shared.mask_rows, other.mask_rows);
+    }
+    if (same) return {number, header_of(texts[0]).seed, settled(shared.bias_rows), settled(shared.mask_rows)};
     std::vector<Fields> by_rank;
     for (const std::string& text : mailbox_->swap(group, number, Topic::kDescription, to_text(all_fields(proposal)))) {
       by_rank.push_back(fields_of(text));

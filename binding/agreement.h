@@ -10,15 +10,10 @@
 #include <vector>
 
 #include "binding/group.h"
+#include "binding/pair_arguments.h"
+#include "binding/signature.h"
 
 namespace ringspan::binding {
-
-// One argument in words. `note` is told beside the value and is not compared.
-struct Field {
-  std::string name, value;
-  std::string note = {};
-};
-using Fields = std::vector<Field>;
 
 enum class CallKind : int64_t { kForward, kBackward, kOther };
 
@@ -28,6 +23,8 @@ struct Proposal {
   int64_t forward_number = 0;        // backward: the number that its forward got
   bool needs_grad = false;           // forward: a backward will follow
   uint64_t hash = 0;                 // of all that must be the same on every rank
+  // How tensors of pairs lie along the rows: those of all ranks together settle it (pair_arguments.h).
+  RowReading bias_rows = RowReading::kNone, mask_rows = RowReading::kNone;
   int64_t seed = 0;                  // of dropout; 0 without
   bool seed_is_drawn = false;        // nobody chose it: the one of rank 0 is taken
   std::function<Fields()> describe;  // the same in words; called where the ranks differ
@@ -36,6 +33,8 @@ struct Proposal {
 struct Agreed {
   int64_t number = 0;  // of the call
   int64_t seed = 0;    // of every rank
+  // Shared or by rows; by rows where no rank could tell, for each then has its own row of it in either case.
+  RowReading bias_rows = RowReading::kNone, mask_rows = RowReading::kNone;
 };
 
 enum class RefusalKind : int64_t { kNone, kBadArgument, kUnsupported, kGaveUp };

@@ -1,15 +1,17 @@
 #include "binding/call.h"
 
+#include <atomic>
 #include <bit>
 #include <cmath>
-#include <iomanip>
 #include <limits>
-#include <sstream>
+#include <span>
 #include <utility>
 
 #include <ATen/core/Tensor.h>
 
 #include "ringspan/base/error.h"
+#include "ringspan/kernel/isa.h"
+#include "ringspan/shard/advice.h"
 
 #include "binding/content_hash.h"
 #include "binding/plan_cache.h"
@@ -97,9 +99,9 @@ Sizes read_sizes_of(const at::Tensor& query, const at::Tensor& key, const at::Te
   return sizes;
 }
 
-// Everything that a plan depends on, the rank apart.
-PlanCache::Words content_of(const Problem& problem, const Description& description, const Schedule& schedule,
-                            Exchange exchange, const Share& batch_share) {
+// Everything that a plan depends on, the rank and the pattern apart.
+PlanCache::Words words_of(const Problem& problem, const Schedule& schedule, Exchange exchange,
+                          const Share& batch_share) {
   PlanCache::Words words = {problem.batch,
                             problem.q_heads,
                             problem.kv_heads,
@@ -112,26 +114,32 @@ PlanCache::Words content_of(const Problem& problem, const Description& descripti
                             schedule.inner,
                             schedule.outer,
                             static_cast<int64_t>(exchange),
-                            batch_share.index,
-                            static_cast<int64_t>(description.spec.size())};
+                            batch_share.index};
   for (const RowTensor* tensor : {&problem.bias, &problem.mask}) {
     words.insert(words.end(), {tensor->batch, tensor->heads, tensor->element_bytes, tensor->wants_gradient});
-  }
-  size_t total = words.size() + description.spec.size();
-  for (const Table& table : description.tables) total += 1 + table.size.size() + table.num_elements();
-  words.reserve(total);
-  words.insert(words.end(), description.spec.begin(), description.spec.end());
-  for (const Table& table : description.tables) {
-    words.push_back(static_cast<int64_t>(table.size.size()));
-    words.insert(words.end(), table.size.begin(), table.size.end());
-    words.insert(words.end(), table.data, table.data + table.num_elements());
   }
   return words;
 }
 
-RankPlan build_part(Problem problem, const Description& description, const Schedule& schedule, Exchange exchange,
-                    int64_t rank, const Share& batch_share) {
-  const Decoded decoded = decode(description);
+// Once a process: another split would spare the busiest rank much (docs/python.md).
+void advise_map(const Decoded& decoded) {
+  constexpr int kMostLooks = 32;
+  constexpr int64_t kLeastRows = 64;
+  static std::atomic<int> looks = 0;
+  static std::atomic<bool> has_warned = false;
+  const bool is_asked = decoded.world > 1 && decoded.q_len == decoded.kv_len && decoded.q_len >= kLeastRows * decoded.world;
+  if (!is_asked || has_warned || looks++ >= kMostLooks) return;
+  const std::optional<MapAdvice> advice = better_map(decoded.mask, decoded.q_map);
+  if (!advice || has_warned.exchange(true)) return;
+  TORCH_WARN("ringspan: without a shard_map the ", decoded.world, " ranks hold contiguous parts of the ", decoded.q_len,
+             " positions, and the busiest computes ", advice->busiest, " pairs of query and key for each head; with "
+             "ringspan.ShardMap.", advice->map, " it would be ", advice->busiest_then,
+             ". Give shard_map= (any map silences this), and shard the tensors with it");
+}
+
+RankPlan build_part(Problem problem, const CallArguments& arguments, const Schedule& schedule, Exchange exchange,
+                    int64_t rank) {
+  const Decoded decoded = arguments.pattern->build();
   problem.q_len = decoded.q_len;
   problem.kv_len = decoded.kv_len;
   // Where rows go in global order and each entry has its own, what entries share travels once for each.
@@ -139,27 +147,38 @@ RankPlan build_part(Problem problem, const Description& description, const Sched
   for (RowTensor* tensor : {&problem.bias, &problem.mask}) {
     if (has_orders && tensor->is_given()) tensor->batch = problem.batch;
   }
+  const Share& share = arguments.batch_share;
   const MaskSpec mask =
-      batch_share.count == 1 ? decoded.mask : decoded.mask.entries(batch_share.index * problem.batch, problem.batch);
-  return build_plan(problem, mask, decoded.q_map, decoded.kv_map, schedule, route_of(exchange, decoded.world))
-      .rank(rank);
+      share.count == 1 ? decoded.mask : decoded.mask.entries(share.index * problem.batch, problem.batch);
+  RankPlan plan =
+      build_plan(problem, mask, decoded.q_map, decoded.kv_map, schedule, route_of(exchange, decoded.world)).rank(rank);
+  if (arguments.map_is_default) advise_map(decoded);
+  return plan;
 }
 
-// A tensor that is split by query rows, as schedules that move these know it. One row for all queries is no such thing;
-// where this rank has a single row, it is taken for that one.
-RowTensor row_tensor(const at::Tensor& tensor, int64_t q_rows, bool wants_gradient) {
-  const int64_t dims = tensor.dim();
-  const auto size = [&](int64_t axis) { return dims >= axis ? tensor.size(-axis) : 1; };
-  if (size(2) != q_rows) return {};
-  return {.batch = size(4),
-          .heads = size(3),
+// A tensor that is split by query rows, as schedules that move these know it.
+RowTensor row_tensor(const at::Tensor& tensor, RowReading rows, bool wants_gradient) {
+  if (rows == RowReading::kShared || rows == RowReading::kNone) return {};
+  return {.batch = batch_of_pairs(tensor),
+          .heads = heads_of_pairs(tensor),
           .element_bytes = static_cast<int64_t>(tensor.element_size()),
           .wants_gradient = wants_gradient};
 }
 
-void describe_row_tensors(const PairArguments& pairs, int64_t q_rows, Problem& problem) {
-  if (pairs.bias) problem.bias = row_tensor(*pairs.bias, q_rows, pairs.wants_bias_gradient);
-  if (pairs.mask && !pairs.mask_by_grid) problem.mask = row_tensor(*pairs.mask, q_rows, false);
+// Finds or builds the plan of a call whose readings are known.
+void find_plan(const CallArguments& arguments, const Schedule& schedule, Problem problem, Call& call) {
+  const PairArguments& pairs = arguments.pairs;
+  problem.bias = problem.mask = {};
+  if (pairs.bias) problem.bias = row_tensor(*pairs.bias, call.bias_rows, pairs.wants_bias_gradient);
+  if (pairs.mask) problem.mask = row_tensor(*pairs.mask, call.mask_rows, false);
+  PlanCache::Words words = words_of(problem, schedule, call.exchange, arguments.batch_share);
+  const size_t begin = words.size();
+  const uint64_t own_hash = hash_words(words);
+  arguments.pattern->append_content(words);
+  call.pattern_hash = hash_words(std::span(words).subspan(begin));
+  call.plan = PlanCache::process().find_or_build(
+      std::move(words), mix(own_hash ^ call.pattern_hash), call.group.rank,
+      [&] { return build_part(problem, arguments, schedule, call.exchange, call.group.rank); });
 }
 
 // Which messages an exchange can carry.
@@ -189,31 +208,39 @@ Call prepare_call(Group group, const at::Tensor& query, const at::Tensor& key, c
   check_tensor("key", key, call.layout);
   check_tensor("value", value, call.layout);
   Sizes sizes = read_sizes_of(query, key, value, call.layout, arguments);
+  arguments.check_dtypes(sizes.problem.dtype);
   call.exchange = parse_exchange(arguments.exchange);
   const Schedule schedule = parse_schedule_name(arguments.schedule);
   check_schedule(schedule, group.size);
   check_exchange(call.exchange, schedule);
-  if (moves_queries(schedule)) describe_row_tensors(arguments.pairs, sizes.q_rows, sizes.problem);
-
-  std::vector<at::Tensor> kept;
-  const Description description = description_of(arguments.spec, arguments.tables, kept);
-  const SpecSizes spec = read_sizes(description.spec);
+  if (moves_queries(schedule)) {
+    const PairArguments& pairs = arguments.pairs;
+    if (pairs.bias) call.bias_rows = reading_of(*pairs.bias, sizes.q_rows);
+    if (pairs.mask && !pairs.mask_by_grid) call.mask_rows = reading_of(*pairs.mask, sizes.q_rows);
+  }
+  const SpecSizes spec = arguments.pattern->sizes();
   RINGSPAN_CHECK(spec.world == group.size, "the shard map is for ", spec.world, " ranks and the group has ", group.size,
                  "; build it for this group");
   const Share& share = arguments.batch_share;
   RINGSPAN_CHECK(spec.batch == sizes.problem.batch * share.count, "the batch is ", sizes.problem.batch,
                  " in query and ", spec.batch, " in the call's description, of which this is one of ", share.count,
                  " parts; they must agree");
-
-  PlanCache::Words words = content_of(sizes.problem, description, schedule, call.exchange, share);
-  call.hash = hash_words(words);
-  call.plan = PlanCache::process().find_or_build(std::move(words), call.hash, group.rank, [&] {
-    return build_part(sizes.problem, description, schedule, call.exchange, group.rank, share);
-  });
-  check_rows("query", sizes.q_rows, call.plan->q_rows[group.rank], group.rank);
-  check_rows("key", sizes.kv_rows, call.plan->kv_rows[group.rank], group.rank);
+  current_isa();  // a wrong RINGSPAN_ISA is found here
   call.group = std::move(group);
+  find_plan(arguments, schedule, sizes.problem, call);
+  check_rows("query", sizes.q_rows, call.plan->q_rows[call.group.rank], call.group.rank);
+  check_rows("key", sizes.kv_rows, call.plan->kv_rows[call.group.rank], call.group.rank);
   return call;
+}
+
+Call settle_rows(const Call& call, const CallArguments& arguments, RowReading bias_rows, RowReading mask_rows) {
+  Call settled = call;
+  settled.bias_rows = bias_rows;
+  settled.mask_rows = mask_rows;
+  Problem problem = call.problem();
+  problem.q_len = problem.kv_len = 0;  // the pattern's
+  find_plan(arguments, call.plan->schedule, problem, settled);
+  return settled;
 }
 
 at::Tensor prepare_sink(const Call& call, const std::optional<at::Tensor>& sink, at::Device device) {
@@ -222,8 +249,6 @@ at::Tensor prepare_sink(const Call& call, const std::optional<at::Tensor>& sink,
   const at::ScalarType accumulator = torch_dtype(accumulator_of(p.dtype));
   RINGSPAN_CHECK(sink->dim() == 1 && sink->size(0) == p.q_heads, "sink has shape ", sink->sizes(), " and the query ",
                  p.q_heads, " heads; give one value per query head, [", p.q_heads, "]");
-  RINGSPAN_CHECK(sink->scalar_type() == at::kFloat || sink->scalar_type() == accumulator, "sink is ",
-                 toString(sink->scalar_type()), "; it must be Float", accumulator == at::kDouble ? " or Double" : "");
   RINGSPAN_CHECK(sink->device() == device, "sink lies on ", sink->device().str(), " and the query on ", device.str(),
                  "; put them on one device");
   const at::Tensor dense = sink->to(accumulator).contiguous(), read = dense.cpu();
@@ -236,50 +261,35 @@ at::Tensor prepare_sink(const Call& call, const std::optional<at::Tensor>& sink,
   return dense;
 }
 
-Fields describe_call(const Call& call, const CallArguments& arguments) {
-  std::vector<at::Tensor> kept;
-  const DescriptionText text = describe(description_of(arguments.spec, arguments.tables, kept));
+void sign(const Call& call, const CallArguments& arguments, Signature& signature) {
   const Problem& p = call.problem();
   const auto rows = [&](const std::vector<int64_t>& all) { return concat(all[call.group.rank], " local rows"); };
-  const auto value = [](const auto& what) {
-    std::ostringstream stream;
-    stream << std::setprecision(17) << what;
-    return stream.str();
-  };
-  Fields fields = {{"batch", value(p.batch)},
-                   {"q_heads", value(p.q_heads)},
-                   {"kv_heads", value(p.kv_heads)},
-                   {"qk_dim", value(p.qk_dim)},
-                   {"v_dim", value(p.v_dim)},
-                   {"dtype", ringspan::name_of(p.dtype)},
-                   {"layout", ringspan::name_of(p.layout)},
-                   {"scale", value(p.scale)},
-                   {"q_len", value(p.q_len), rows(call.plan->q_rows)},
-                   {"kv_len", value(p.kv_len), rows(call.plan->kv_rows)},
-                   {"shard_map", text.q_map},
-                   {"kv_shard_map", text.kv_map},
-                   {"mask", text.mask},
-                   {"sink", arguments.has_sink ? "given" : "none"},
-                   {"schedule", ringspan::name_of(call.plan->schedule)},
-                   {"exchange", name_of(call.exchange)}};
-  for (const auto& [name, tensor] : {std::pair("bias by rows", &p.bias), std::pair("mask by rows", &p.mask)}) {
-    if (tensor->is_given()) fields.push_back({name, concat(tensor->batch, " x ", tensor->heads, " heads")});
+  signature.add("batch", p.batch);
+  signature.add("q_heads", p.q_heads);
+  signature.add("kv_heads", p.kv_heads);
+  signature.add("qk_dim", p.qk_dim);
+  signature.add("v_dim", p.v_dim);
+  signature.add("dtype", std::string(ringspan::name_of(p.dtype)));
+  signature.add("layout", std::string(ringspan::name_of(p.layout)));
+  signature.add("q_len", p.q_len, signature.has_text() ? rows(call.plan->q_rows) : "");
+  signature.add("kv_len", p.kv_len, signature.has_text() ? rows(call.plan->kv_rows) : "");
+  signature.add_hash(call.pattern_hash);
+  if (signature.has_text()) {
+    for (Field& field : arguments.pattern->describe()) signature.add_text(std::move(field));
   }
-  const Fields pairs = describe(arguments.pairs);
-  fields.insert(fields.end(), pairs.begin(), pairs.end());
-  return fields;
-}
-
-Description description_of(at::IntArrayRef spec, at::TensorList tables, std::vector<at::Tensor>& kept) {
-  Description description{.spec = {spec.data(), spec.size()}, .tables = {}};
-  for (size_t i = 0; i < tables.size(); ++i) {
-    const at::Tensor& table = tables[i];
-    RINGSPAN_CHECK(table.scalar_type() == at::kLong && table.device().is_cpu(), "table ", i, " is ",
-                   toString(table.scalar_type()), " on ", table.device().str(), "; tables are int64 on the CPU");
-    kept.push_back(table.contiguous());
-    description.tables.push_back({table.sizes().vec(), kept.back().const_data_ptr<int64_t>()});
+  const auto part = [](const Share& share) { return concat(share.index, " of ", share.count); };
+  signature.add("part of the batch", part(arguments.batch_share));
+  signature.add("part of the heads", part(arguments.head_share));
+  signature.add("schedule", ringspan::name_of(call.plan->schedule));
+  signature.add("exchange", std::string(name_of(call.exchange)));
+  if (fixes_order(call.plan->schedule)) signature.add("instruction set", std::string(name_of(current_isa())));
+  arguments.sign_record(signature);
+  for (const auto& [name, tensor] : {std::pair("sizes of bias", &arguments.pairs.bias),
+                                     std::pair("sizes of attn_mask", &arguments.pairs.mask)}) {
+    if (!*tensor || arguments.pairs.mask_by_grid) continue;
+    signature.add(name, concat(batch_of_pairs(**tensor), " batch entries, ", heads_of_pairs(**tensor), " heads"));
   }
-  return description;
+  signature.add("gradient of bias", arguments.pairs.wants_bias_gradient);
 }
 
 }  // namespace ringspan::binding

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -13,31 +14,34 @@
 #include "ringspan/plan/exchange.h"
 #include "ringspan/plan/plan.h"
 
-#include "binding/agreement.h"
-#include "binding/decode.h"
 #include "binding/group.h"
 #include "binding/pair_arguments.h"
+#include "binding/pattern.h"
+#include "binding/signature.h"
 
 namespace ringspan::binding {
 
 // "auto" is ring.
 Schedule parse_schedule_name(const std::string& name);
 
-// What the inner ops are called with, apart from tensors with gradients.
+// What a call is, apart from query, key and value: as the ops of either front give it.
 struct CallArguments {
-  at::IntArrayRef spec;
-  at::TensorList tables;
+  std::shared_ptr<const Pattern> pattern;
   double scale = 1;
   std::string layout;
   int64_t num_heads = 1;
-  std::string group_name, schedule, exchange;
+  std::string schedule, exchange;
   bool assume_agreed = false;
-  bool needs_grad = false;  // some rank-local input will ask for a backward
-  bool has_sink = false;
+  bool needs_grad = false;  // a backward will follow
+  std::optional<at::Tensor> sink{};
   PairArguments pairs{};
-  // The description and the places in `pairs` are those of an undivided call; this process's tensors are these equal
-  // parts of its batch entries and of its heads.
+  // The pattern and the places in `pairs` are those of an undivided call; this process's tensors are these equal parts
+  // of its batch entries and of its heads.
   Share batch_share{}, head_share{};
+  bool map_is_default = false;                    // the caller gave no shard map
+  // Of the op's own record: adds what the ranks must have in common; checks dtypes beside tensors of one.
+  std::function<void(Signature&)> sign_record{};
+  std::function<void(DType)> check_dtypes{};
 };
 
 struct Call {
@@ -45,26 +49,29 @@ struct Call {
   Layout layout = Layout::kBNSD;
   Exchange exchange = Exchange::kAllToAll;
   std::shared_ptr<const RankPlan> plan;
-  uint64_t hash = 0;         // of everything that must be the same on all ranks
+  uint64_t pattern_hash = 0;
+  // Where the plan moves query rows, and so what belongs to them.
+  RowReading bias_rows = RowReading::kNone, mask_rows = RowReading::kNone;
   bool by_step_ops = false;  // the arithmetic is that of step_backend.h
 
   const Problem& problem() const { return plan->problem; }
 };
 
-// `group` is found beforehand, so that a failure in here can be told to its members.
+// `group` is found beforehand, so that a failure in here can be told to its members. A tensor of pairs that may be
+// shared or by rows counts as by rows.
 // Error naming the argument and both values; Unsupported for what is not offered. Cost of a call that was seen before:
-// a copy, a hash and a comparison of its tables.
+// a copy, a hash and a comparison of its pattern.
 Call prepare_call(Group group, const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                   const CallArguments& arguments);
+
+// The same call with its tensors of pairs read as the ranks have settled it.
+Call settle_rows(const Call& call, const CallArguments& arguments, RowReading bias_rows, RowReading mask_rows);
 
 // `sink` [q heads], in fp32 or the accumulator type of the call, as a dense tensor of the accumulator type; undefined
 // where none was given. Error for another size, dtype or device, and where it holds NaN or +inf, which have no weight.
 at::Tensor prepare_sink(const Call& call, const std::optional<at::Tensor>& sink, at::Device device);
 
-// For messages of the agreement.
-Fields describe_call(const Call& call, const CallArguments& arguments);
-
-// Borrowed view of the tables; `kept` owns those that had to be copied to be dense.
-Description description_of(at::IntArrayRef spec, at::TensorList tables, std::vector<at::Tensor>& kept);
+// What must be the same on every rank of the call.
+void sign(const Call& call, const CallArguments& arguments, Signature& signature);
 
 }  // namespace ringspan::binding

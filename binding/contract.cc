@@ -82,15 +82,18 @@ void check_mask_shape(const ContractArguments& a, const ContractSizes& s, int64_
                  " batch entries needs a mask for each; atten_mask has shape ", shape);
 }
 
+// "4 or 1", "1"
+std::string one_or(int64_t size) { return size == 1 ? "1" : concat(size, " or 1"); }
+
 void check_pse(const ContractArguments& a, const ContractSizes& s, at::ScalarType dtype, int64_t q_len,
                int64_t kv_len) {
   if (!a.pse) {
-    RINGSPAN_CHECK(a.pse_type == PseType::kBeforeScale, "pse_type is ", static_cast<int64_t>(a.pse_type),
+    RINGSPAN_CHECK(a.type_of_pse() == PseType::kBeforeScale, "pse_type is ", a.pse_type,
                    " and pse is not given");
     return;
   }
   const Tensor& pse = *a.pse;
-  if (a.pse_type == PseType::kSlopes || a.pse_type == PseType::kRootSlopes) {
+  if (a.type_of_pse() == PseType::kSlopes || a.type_of_pse() == PseType::kRootSlopes) {
     RINGSPAN_CHECK(pse.scalar_type() == at::kFloat, "pse is ", toString(pse.scalar_type()),
                    "; slopes (pse_type 2, 3) are Float");
     const bool fits = (pse.dim() == 1 && pse.size(0) == s.q_heads) ||
@@ -108,8 +111,8 @@ void check_pse(const ContractArguments& a, const ContractSizes& s, at::ScalarTyp
                  "; they must be alike");
   const bool fits = pse.dim() == 4 && (pse.size(0) == s.batch || pse.size(0) == 1) && pse.size(1) == s.q_heads &&
                     (pse.size(2) == s.q_rows || pse.size(2) == 1) && pse.size(3) == kv_len;
-  RINGSPAN_CHECK(fits, "pse has shape ", pse.sizes(), "; offered is [", s.batch, " or 1, ", s.q_heads, ", ", s.q_rows,
-                 " or 1, ", kv_len, "]");
+  RINGSPAN_CHECK(fits, "pse has shape ", pse.sizes(), "; offered is [", one_or(s.batch), ", ", s.q_heads, ", ",
+                 one_or(s.q_rows), ", ", kv_len, "]");
 }
 
 void check_sink(const ContractArguments& a, const ContractSizes& s) {
@@ -180,6 +183,7 @@ void check_contract(const ContractArguments& a, const ContractSizes& s, at::Scal
   RINGSPAN_CHECK(!a.padding_mask, "padding_mask is not offered; mask with atten_mask, or leave keys out by lengths");
   RINGSPAN_CHECK(std::isfinite(a.scale), "scale is ", a.scale, "; it must be finite");
   RINGSPAN_CHECK(a.keep_prob > 0 && a.keep_prob <= 1, "keep_prob is ", a.keep_prob, "; it must be in (0, 1]");
+  RINGSPAN_CHECK(0 <= a.pse_type && a.pse_type <= 3, "pse_type is ", a.pse_type, "; it must be 0, 1, 2 or 3");
   RINGSPAN_CHECK(0 <= a.inner_precise && a.inner_precise <= 2, "inner_precise is ", a.inner_precise,
                  "; it must be 0, 1 or 2");
   const bool tnd = s.layout == Layout::kTND;
@@ -197,19 +201,22 @@ ContractCall read_contract(const ContractArguments& a, const ContractSizes& s, a
                            int64_t kv_len) {
   check_contract(a, s, dtype, q_len, kv_len);
   ContractCall call{.sizes = s, .q_len = q_len, .kv_len = kv_len};
-  if (s.layout == Layout::kTND) call.documents = read_documents(*a.q_ends, *a.kv_ends, q_len, kv_len);
+  if (s.layout == Layout::kTND) {
+    call.documents = read_documents(read_ends("actual_seq_qlen", *a.q_ends), read_ends("actual_seq_kvlen", *a.kv_ends),
+                                    q_len, kv_len);
+  }
   check_tokens(a, s, q_len, kv_len, call.documents);
   fill_mask(a, q_len, kv_len, call);
   PairArguments& pairs = call.pairs;
-  pairs.dropout_p = 1 - a.keep_prob;
+  pairs.numbers.dropout.p = 1 - a.keep_prob;
   pairs.total_heads = s.q_heads;
-  if (a.pse_type == PseType::kSlopes || a.pse_type == PseType::kRootSlopes) {
+  if (a.type_of_pse() == PseType::kSlopes || a.type_of_pse() == PseType::kRootSlopes) {
     pairs.slopes = a.pse;
-    pairs.slope_shift = a.slope_shift;
-    pairs.slope_of_root = a.pse_type == PseType::kRootSlopes;
+    pairs.numbers.slope_shift = a.slope_shift;
+    pairs.numbers.slope_of_root = a.type_of_pse() == PseType::kRootSlopes;
   } else {
     pairs.bias = a.pse;
-    pairs.bias_factor = a.pse_type == PseType::kBeforeScale ? a.scale : 1;
+    pairs.numbers.bias_factor = a.type_of_pse() == PseType::kBeforeScale ? a.scale : 1;
   }
   // The documents' own order, and positions inside a document.
   uint64_t origin = 0;
@@ -219,6 +226,13 @@ ContractCall read_contract(const ContractArguments& a, const ContractSizes& s, a
     origin += static_cast<uint64_t>(s.q_heads) * head;
   }
   return call;
+}
+
+std::optional<std::vector<int64_t>> read_prefix(const ContractArguments& a) {
+  if (!a.prefix) return std::nullopt;
+  std::vector<int64_t> prefix;
+  for (const c10::SymInt& length : *a.prefix) prefix.push_back(length.guard_int(__FILE__, __LINE__));
+  return prefix;
 }
 
 std::vector<int64_t> read_ends(const char* name, const Tensor& ends) {

@@ -9,31 +9,13 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "ringspan/mask/mask_spec.h"
 #include "ringspan/shape/problem.h"
 
+#include "binding/contract_arguments.h"
 #include "binding/pair_arguments.h"
 
 namespace ringspan::binding {
-
-// How pse enters the scores. v1 and v3 know only the second.
-enum class PseType : int64_t { kAfterScale = 0, kBeforeScale = 1, kSlopes = 2, kRootSlopes = 3 };
-
-// As the ops are given them. Forward and grad take the same.
-struct ContractArguments {
-  int64_t head_num = 0;
-  std::string input_layout;
-  std::optional<at::Tensor> pse, padding_mask, atten_mask;
-  double scale = 1, keep_prob = 1;
-  int64_t pre_tokens = 0, next_tokens = 0, inner_precise = 0;
-  std::optional<std::vector<int64_t>> prefix;
-  // Running ends of the documents, without a leading 0; empty = not given.
-  std::optional<std::vector<int64_t>> q_ends, kv_ends;
-  int64_t sparse_mode = 0;
-  std::string softmax_layout;
-  std::optional<at::Tensor> sink;
-  PseType pse_type = PseType::kBeforeScale;
-  int64_t slope_shift = 0;  // kv_start - q_start
-};
 
 // Sizes of one call; lengths are those of this process's tensors.
 struct ContractSizes {
@@ -46,13 +28,21 @@ struct Document {
   int64_t q_begin, q_len, kv_begin, kv_len;
 };
 
+// What a sparse mode keeps: everything, or with a prefix for each batch entry what mode 6 does, or bands.
+struct ContractMask {
+  enum class Kind { kFull, kPrefix, kBands } kind = Kind::kFull;
+  std::vector<int64_t> prefix{};
+  std::vector<Band> bands{};
+
+  MaskSpec build(int64_t q_len, int64_t kv_len) const;
+};
+
 // A checked call in the core's terms.
 struct ContractCall {
   ContractSizes sizes;
   int64_t q_len = 0, kv_len = 0;      // global
   std::vector<Document> documents{};  // TND
-  std::vector<int64_t> mask_words{};  // the mask program of a spec; its tables are counted from 0
-  std::vector<at::Tensor> tables{};
+  ContractMask mask{};
   PairArguments pairs{};
 };
 
@@ -70,6 +60,9 @@ void check_contract(const ContractArguments& arguments, const ContractSizes& siz
 // Everything: the checks above and those of lengths, prefix and tokens.
 ContractCall read_contract(const ContractArguments& arguments, const ContractSizes& sizes, at::ScalarType dtype,
                            int64_t q_len, int64_t kv_len);
+
+// The prefix in numbers.
+std::optional<std::vector<int64_t>> read_prefix(const ContractArguments& arguments);
 
 // The ends in a 1-D integer tensor on the CPU.
 std::vector<int64_t> read_ends(const char* name, const at::Tensor& ends);

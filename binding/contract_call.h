@@ -1,8 +1,6 @@
 // One call of the contract's ops, run: with or without a group.
 #pragma once
 
-#include <optional>
-#include <string>
 #include <utility>
 
 #include <ATen/core/Tensor.h>
@@ -10,32 +8,19 @@
 #include "binding/contract.h"
 #include "binding/contract_stats.h"
 #include "binding/errors.h"
-#include "binding/group.h"
 
 namespace ringspan::binding {
 
-// What the .cp overloads add. Without a group: one rank that holds everything.
-struct ContractGroup {
-  std::string group_name;
-  // int64 [n, 6] rows of (batch list, rank, local row, begin, length, stride), as ShardMap.to_tensor() makes them: a
-  // row of rank -1 gives the sequence length as its `length`, one of length 0 the number of local rows of its rank as
-  // its local row. Absent = contiguous and equal.
-  std::optional<at::Tensor> q_map, kv_map;
-  std::string schedule = "auto", exchange = "auto";
-  bool is_given = false;
-  Share batch_share{}, head_share{};  // of the call that prefix and dropout count batch entries and heads of
-};
-
 struct ContractForward {
   at::Tensor out, max, sum;
-  int64_t seed;  // that the ranks agreed on
+  int64_t seed, offset;  // that were used: the ranks agreed on the seed
 };
+// needs_grad: a backward will follow, wants_pse: with the gradient of pse.
 ContractForward run_contract(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
-                             const ContractArguments& arguments, const ContractGroup& group, int64_t seed,
-                             int64_t offset);
+                             const ContractArguments& arguments, bool needs_grad, bool wants_pse);
 
 struct ContractSaved {
-  at::Tensor dy, max, sum, out;
+  at::Tensor dy, max, sum, out;  // undefined = missing
 };
 struct ContractGradients {
   at::Tensor dq, dk, dv;
@@ -43,8 +28,7 @@ struct ContractGradients {
   at::Tensor dsink;  // [0] without sink
 };
 ContractGradients run_contract_backward(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
-                                        const ContractArguments& arguments, const ContractGroup& group,
-                                        const ContractSaved& saved, int64_t seed, int64_t offset);
+                                        const ContractArguments& arguments, const ContractSaved& saved);
 
 // The contract's errors are RuntimeErrors, whatever is wrong.
 template <class Action>

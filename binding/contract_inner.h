@@ -1,38 +1,34 @@
-// The two opaque ops behind every version of the contract: the arguments of all of them at once. No random number is
-// drawn in here, and no gradient is recorded.
+// The two opaque ops behind every version of the contract. No random number is drawn in here, and no gradient is
+// recorded.
 #pragma once
 
 #include <optional>
-#include <string>
 #include <vector>
 
-#include <ATen/core/List.h>
 #include <ATen/core/Tensor.h>
-#include <c10/core/SymInt.h>
+
+#include "binding/contract_arguments.h"
 
 namespace ringspan::binding {
 
-struct ContractOpArguments {
-  int64_t head_num = 0;
-  std::string input_layout;
-  std::optional<at::Tensor> pse, padding_mask, atten_mask;
-  double scale = 1, keep_prob = 1;
-  int64_t pre_tokens = 0, next_tokens = 0, inner_precise = 0;
-  std::optional<std::vector<c10::SymInt>> prefix;
-  std::optional<at::Tensor> q_ends, kv_ends;
-  int64_t sparse_mode = 0;
-  std::string softmax_layout;
-  std::optional<at::Tensor> sink;
-  int64_t pse_type = 1, slope_shift = 0;
-  std::optional<at::Tensor> seed, offset;  // one integer each, needed where keep_prob < 1
-  bool in_group = false;
-  std::string group_name;
-  std::optional<at::Tensor> q_map, kv_map;
-  std::string schedule = "auto", exchange = "auto";
-  std::optional<c10::List<std::string>> batch_groups, head_groups;  // as OpArguments has them
+// ringspan::_contract_forward
+struct ContractForwardCall {
+  at::Tensor query, key, value;
+  ContractArguments arguments;
+  bool needs_grad = false;  // a backward will follow
+  bool wants_pse = false;   // with the gradient of pse
+
+  static void fields(auto& self, auto&& visit) {
+    visit(FieldInfo{"query"}, self.query);
+    visit(FieldInfo{"key"}, self.key);
+    visit(FieldInfo{"value"}, self.value);
+    ContractArguments::fields(self.arguments, visit);
+    visit(FieldInfo{"needs_grad", "False"}, self.needs_grad);
+    visit(FieldInfo{"wants_pse", "False"}, self.wants_pse);
+  }
 };
 
-struct ContractOpResult {
+struct ContractResult {
   at::Tensor out, max, sum;
   at::Tensor softmax_out;  // [0], the contract's fourth result
   // int64 [1], those that were used: in a group the seed of its rank 0.
@@ -41,19 +37,33 @@ struct ContractOpResult {
   // op on DTensors for each), and the maps that were chosen, [0] if none, whatever is in effect then. Else empty.
   std::vector<at::Tensor> kept;
 };
-ContractOpResult call_contract_forward(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
-                                       const ContractOpArguments& arguments);
+// Through the dispatcher.
+ContractResult call_contract_forward(const ContractForwardCall& call);
 
-struct ContractOpSaved {
-  at::Tensor dy;
+// ringspan::_contract_backward
+struct ContractBackwardCall {
+  at::Tensor query, key, value, dy;
   std::optional<at::Tensor> max, sum, out;
-  bool are_parts = false;  // the three are ContractOpResult::kept
+  bool are_parts = false;  // the three are ContractResult::kept
+  ContractArguments arguments;
+
+  static void fields(auto& self, auto&& visit) {
+    visit(FieldInfo{"query"}, self.query);
+    visit(FieldInfo{"key"}, self.key);
+    visit(FieldInfo{"value"}, self.value);
+    visit(FieldInfo{"dy"}, self.dy);
+    visit(FieldInfo{"softmax_max"}, self.max);
+    visit(FieldInfo{"softmax_sum"}, self.sum);
+    visit(FieldInfo{"attention_in"}, self.out);
+    visit(FieldInfo{"are_parts"}, self.are_parts);
+    ContractArguments::fields(self.arguments, visit);
+  }
 };
+
 struct ContractOpGradients {
   at::Tensor dq, dk, dv;
   at::Tensor dpse, dsink;  // [0] without pse, without sink
 };
-ContractOpGradients call_contract_backward(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
-                                           const ContractOpSaved& saved, const ContractOpArguments& arguments);
+ContractOpGradients call_contract_backward(const ContractBackwardCall& call);
 
 }  // namespace ringspan::binding

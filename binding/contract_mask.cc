@@ -17,8 +17,6 @@ namespace ringspan::binding {
 namespace {
 
 constexpr int64_t kOpen = int64_t{1} << 60;
-constexpr int64_t kCornerBottomRight = 2;
-enum MaskCode : int64_t { kFull = 0, kPrefix = 4, kBands = 7 };
 
 struct Diagonals {
   int64_t lo, hi;
@@ -63,7 +61,7 @@ void check_band(int64_t p, int64_t n, int64_t q_len, int64_t kv_len) {
 }
 
 void check_document(const ContractArguments& a, const Document& d, bool is_band) {
-  const int64_t pre = a.pre_tokens, next = a.next_tokens;
+  const int64_t pre = a.pre_tockens, next = a.next_tockens;
   if (d.q_len == 0 || d.kv_len == 0) return;
   switch (a.sparse_mode) {
     case 0:
@@ -91,28 +89,31 @@ void check_document(const ContractArguments& a, const Document& d, bool is_band)
 void check_prefix(const ContractArguments& a, const ContractSizes& s, int64_t q_len, int64_t kv_len,
                   const std::vector<Document>& documents) {
   const bool wanted = a.sparse_mode == 5 || a.sparse_mode == 6;
-  const bool given = a.prefix && !a.prefix->empty();
+  const auto prefix = read_prefix(a);
+  const bool given = prefix && !prefix->empty();
   RINGSPAN_CHECK(wanted || !given, "prefix is given and sparse_mode is ", a.sparse_mode, "; it is for modes 5 and 6");
   if (!wanted) return;
   const auto count = static_cast<int64_t>(documents.empty() ? s.batch : static_cast<int64_t>(documents.size()));
   RINGSPAN_CHECK(given, "sparse_mode ", a.sparse_mode, " needs a prefix for each of ", count, " sequences");
-  RINGSPAN_CHECK(static_cast<int64_t>(a.prefix->size()) == count, "prefix has ", a.prefix->size(), " values for ",
+  RINGSPAN_CHECK(static_cast<int64_t>(prefix->size()) == count, "prefix has ", prefix->size(), " values for ",
                  count, " sequences");
-  for (size_t i = 0; i < a.prefix->size(); ++i) {
+  for (size_t i = 0; i < prefix->size(); ++i) {
     const int64_t q = documents.empty() ? q_len : documents[i].q_len,
                   k = documents.empty() ? kv_len : documents[i].kv_len;
-    const int64_t least = q > k ? 0 : k - q, value = (*a.prefix)[i];
+    const int64_t least = q > k ? 0 : k - q, value = (*prefix)[i];
     RINGSPAN_CHECK(least <= value && value <= k, "prefix[", i, "] is ", value, "; it must be in ", least, "..", k);
   }
 }
 
-void add_band(std::vector<int64_t>& words, const Document& d, Diagonals diagonals, int64_t kv_len) {
+Band band_of(const Document& d, Diagonals diagonals, int64_t kv_len) {
   const int64_t shift = d.kv_begin - d.q_begin;
-  const auto bounded = [](int64_t value) { return std::clamp(value, -kOpen, kOpen); };
-  for (const int64_t word : {d.q_begin, d.q_begin + d.q_len, d.kv_begin, d.kv_begin + kv_len,
-                             bounded(diagonals.lo + shift), bounded(diagonals.hi + shift)}) {
-    words.push_back(word);
-  }
+  const auto bounded = [&](int64_t value) { return std::clamp(value + shift, -kOpen, kOpen); };
+  return {.q_begin = d.q_begin,
+          .q_end = d.q_begin + d.q_len,
+          .kv_begin = d.kv_begin,
+          .kv_end = d.kv_begin + kv_len,
+          .lo = bounded(diagonals.lo),
+          .hi = bounded(diagonals.hi)};
 }
 
 }  // namespace
@@ -144,7 +145,7 @@ void check_tokens(const ContractArguments& a, const ContractSizes& s, int64_t q_
   // Without a mask, mode and tokens mean nothing (2.4). A prefix would be lost.
   RINGSPAN_CHECK(a.atten_mask || !a.prefix || a.prefix->empty(), "prefix is given and atten_mask is not");
   if (!a.atten_mask) return;
-  const int64_t pre = a.pre_tokens, next = a.next_tokens;
+  const int64_t pre = a.pre_tockens, next = a.next_tockens;
   check_prefix(a, s, q_len, kv_len, documents);
   if (s.layout != Layout::kTND) {
     const int64_t shift = a.sparse_mode == 4 ? q_len - kv_len : 0;
@@ -181,16 +182,14 @@ void fill_mask(const ContractArguments& a, int64_t q_len, int64_t kv_len, Contra
     call.pairs.mask_means_masked = true;
     call.pairs.mask_by_grid = tnd;
   }
+  const std::vector<int64_t> prefix = read_prefix(a).value_or(std::vector<int64_t>());
   if (!tnd && mode == 6) {
-    call.mask_words = {kPrefix, 0, kCornerBottomRight};
-    call.tables = {at::tensor(*a.prefix, at::kLong)};
+    call.mask = {.kind = ContractMask::Kind::kPrefix, .prefix = prefix};
     return;
   }
-  if (!tnd && (mode == 1 || mode == 5)) {
-    call.mask_words = {kFull};
-    return;
-  }
-  std::vector<int64_t> words;
+  if (!tnd && (mode == 1 || mode == 5)) return;  // everything
+  call.mask.kind = ContractMask::Kind::kBands;
+  std::vector<Band>& bands = call.mask.bands;
   const std::vector<Document> whole = {{0, q_len, 0, kv_len}};
   const std::vector<Document>& documents = tnd ? call.documents : whole;
   const size_t band = band_document(mode, documents);
@@ -198,12 +197,18 @@ void fill_mask(const ContractArguments& a, int64_t q_len, int64_t kv_len, Contra
     const Document& d = documents[i];
     if (d.q_len == 0 || d.kv_len == 0) continue;
     const int64_t own = mode_of_document(mode, i == band);
-    const Diagonals diagonals = diagonals_of(own == 6 ? 3 : own, a.pre_tokens, a.next_tokens, d.q_len, d.kv_len);
-    add_band(words, d, diagonals, d.kv_len);
-    if (own == 6 && (*a.prefix)[i] > 0) add_band(words, d, {-kOpen, kOpen}, (*a.prefix)[i]);
+    const Diagonals diagonals = diagonals_of(own == 6 ? 3 : own, a.pre_tockens, a.next_tockens, d.q_len, d.kv_len);
+    bands.push_back(band_of(d, diagonals, d.kv_len));
+    if (own == 6 && prefix[i] > 0) bands.push_back(band_of(d, {-kOpen, kOpen}, prefix[i]));
   }
-  call.mask_words = {kBands, 0};
-  call.tables = {at::tensor(words, at::kLong).view({-1, 6})};
+}
+
+MaskSpec ContractMask::build(int64_t q_len, int64_t kv_len) const {
+  switch (kind) {
+    case Kind::kPrefix: return MaskSpec::prefix(q_len, kv_len, prefix, Corner::kBottomRight);
+    case Kind::kBands: return MaskSpec(q_len, kv_len, {bands});
+    default: return MaskSpec::full(q_len, kv_len);
+  }
 }
 
 }  // namespace ringspan::binding

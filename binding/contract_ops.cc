@@ -19,7 +19,10 @@
 
 #include "ringspan/base/philox.h"
 
+#include "binding/agreed_call.h"
+#include "binding/contract_call.h"
 #include "binding/contract_inner.h"
+#include "binding/saved_record.h"
 
 namespace ringspan::binding {
 namespace {
@@ -79,11 +82,17 @@ int64_t start_of(const Named& named, const string& name) {
   return (*starts)[0].guard_int(__FILE__, __LINE__);
 }
 
-ContractOpArguments read(const Named& named) {
+// No sequence is longer than the bound, so what lies beyond says no more, and sums of it do not overflow.
+int64_t tokens_of(const IValue& value) {
+  constexpr int64_t kMost = int64_t{1} << 60;
+  return std::clamp(value.toInt(), -kMost, kMost);
+}
+
+ContractArguments read(const Named& named) {
   refuse_given(named, "query_rope", "it is not offered, join it to query along the head dim");
   refuse_given(named, "key_rope", "it is not offered, join it to key along the head dim");
   refuse_given(named, "dropout_mask", "it is not offered, dropout is drawn from seed and offset");
-  ContractOpArguments a;
+  ContractArguments a;
   a.head_num = named.at("head_num").toInt();
   a.input_layout = named.at("input_layout").toStringRef();
   a.pse = named.tensor("pse");
@@ -91,8 +100,8 @@ ContractOpArguments read(const Named& named) {
   a.atten_mask = named.tensor("atten_mask");
   a.scale = named.either("scale", "scale_value").toDouble();
   a.keep_prob = named.at("keep_prob").toDouble();
-  a.pre_tokens = named.either("pre_tockens", "pre_tokens").toInt();
-  a.next_tokens = named.either("next_tockens", "next_tokens").toInt();
+  a.pre_tockens = tokens_of(named.either("pre_tockens", "pre_tokens"));
+  a.next_tockens = tokens_of(named.either("next_tockens", "next_tokens"));
   a.inner_precise = named.at("inner_precise").toInt();
   a.prefix = ints_of(named.at("prefix"));
   a.q_ends = ends_of(named.at("actual_seq_qlen"));
@@ -117,7 +126,7 @@ Tensor one_number(int64_t value) { return at::full({1}, value, at::kLong); }
 // v1 and v2 take numbers (0 and 0: none given), v3 draws by itself. Above the inner op and through the dispatcher, so
 // that a traced graph draws at each run. The overloads `.seeded` are handed both numbers. In a group the inner op takes
 // the draw of rank 0.
-void fill_seed(const Named& named, ContractOpArguments& a) {
+void fill_seed(const Named& named, ContractArguments& a) {
   if (named.has("dropout_seed")) {
     a.seed = named.tensor("dropout_seed");
     a.offset = named.tensor("dropout_offset");
@@ -135,97 +144,54 @@ void fill_seed(const Named& named, ContractOpArguments& a) {
 
 // ------------------------------------------------------------------------------------------------------- autograd
 
-// Tensors of the arguments in a fixed order, and back: those must be saved as variables.
-constexpr std::optional<Tensor> ContractOpArguments::* kTensors[] = {
-    &ContractOpArguments::pse,     &ContractOpArguments::atten_mask, &ContractOpArguments::q_ends,
-    &ContractOpArguments::kv_ends, &ContractOpArguments::sink,       &ContractOpArguments::seed,
-    &ContractOpArguments::offset,  &ContractOpArguments::q_map,      &ContractOpArguments::kv_map};
-
-void save_numbers(AutogradContext& context, const ContractOpArguments& a) {
-  auto& data = context.saved_data;
-  data["ints"] = std::vector<int64_t>{a.head_num,    a.pre_tokens, a.next_tokens, a.inner_precise,
-                                      a.sparse_mode, a.pse_type,   a.slope_shift, a.in_group};
-  data["floats"] = std::vector<double>{a.scale, a.keep_prob};
-  data["input_layout"] = a.input_layout;
-  data["softmax_layout"] = a.softmax_layout;
-  data["group_name"] = a.group_name;
-  data["schedule"] = a.schedule;
-  data["exchange"] = a.exchange;
-  data["prefix"] = a.prefix ? IValue(c10::SymIntArrayRef(*a.prefix)) : IValue();
-}
-
-ContractOpArguments restore_numbers(const AutogradContext& context) {
-  const auto& data = context.saved_data;
-  const std::vector<int64_t> ints = data.at("ints").toIntVector();
-  const std::vector<double> floats = data.at("floats").toDoubleVector();
-  ContractOpArguments a;
-  a.head_num = ints[0];
-  a.pre_tokens = ints[1];
-  a.next_tokens = ints[2];
-  a.inner_precise = ints[3];
-  a.sparse_mode = ints[4];
-  a.pse_type = ints[5];
-  a.slope_shift = ints[6];
-  a.in_group = ints[7] != 0;
-  a.scale = floats[0];
-  a.keep_prob = floats[1];
-  a.input_layout = data.at("input_layout").toStringRef();
-  a.softmax_layout = data.at("softmax_layout").toStringRef();
-  a.group_name = data.at("group_name").toStringRef();
-  a.schedule = data.at("schedule").toStringRef();
-  a.exchange = data.at("exchange").toStringRef();
-  a.prefix = ints_of(data.at("prefix"));
-  return a;
-}
+// The order of the saved tensors; those of the arguments follow.
+enum Saved : size_t { kQuery, kKey, kValue, kOut, kMax, kSum, kNumSaved };
 
 struct ContractFunction : torch::autograd::Function<ContractFunction> {
   static variable_list forward(AutogradContext* context, const Tensor& query, const Tensor& key, const Tensor& value,
                                const std::optional<Tensor>& /*pse*/, const std::optional<Tensor>& /*sink*/,
-                               ContractOpArguments a) {
+                               ContractForwardCall call) {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
-    const ContractOpResult result = call_contract_forward(query, key, value, a);
+    const ContractResult result = call_contract_forward(call);
+    ContractArguments& a = call.arguments;
     a.seed = result.seed;
     variable_list saved = {query, key, value, result.out, result.max, result.sum};
     if (!result.kept.empty()) {
-      std::copy_n(result.kept.begin(), 3, saved.begin() + 3);
+      std::copy_n(result.kept.begin(), 3, saved.begin() + kOut);
       if (result.kept[3].numel() > 0) a.q_map = result.kept[3];
       if (result.kept[4].numel() > 0) a.kv_map = result.kept[4];
     }
     context->saved_data["are_parts"] = !result.kept.empty();
-    for (const auto member : kTensors) saved.push_back((a.*member).value_or(Tensor()));
+    save_record(a, *context, saved);
     context->save_for_backward(std::move(saved));
     context->set_materialize_grads(false);
-    save_numbers(*context, a);
     return {result.out, result.max, result.sum, result.softmax_out, result.seed, result.offset};
   }
 
-  // Gradients that flow into the statistics are not used, as the contract says.
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     TORCH_CHECK(!at::GradMode::is_enabled(),
                 "ringspan::fusion_attention has no second derivative; call backward() without create_graph=True");
     const variable_list saved = context->get_saved_variables();
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
-    ContractOpArguments a = restore_numbers(*context);
-    size_t next = 6;
-    for (const auto member : kTensors) {
-      if (saved[next].defined()) a.*member = saved[next];
-      ++next;
-    }
     variable_list result(6);
     if (!gradients[0].defined()) return result;
-    ContractOpGradients g = call_contract_backward(saved[0], saved[1], saved[2],
-                                                   {.dy = gradients[0],
-                                                    .max = saved[4],
-                                                    .sum = saved[5],
-                                                    .out = saved[3],
-                                                    .are_parts = context->saved_data.at("are_parts").toBool()},
-                                                   a);
+    const ContractBackwardCall call{.query = saved[kQuery],
+                                    .key = saved[kKey],
+                                    .value = saved[kValue],
+                                    .dy = gradients[0],
+                                    .max = saved[kMax],
+                                    .sum = saved[kSum],
+                                    .out = saved[kOut],
+                                    .are_parts = context->saved_data.at("are_parts").toBool(),
+                                    .arguments = restore_record<ContractArguments>(*context, saved, kNumSaved)};
+    const ContractArguments& a = call.arguments;
+    ContractOpGradients g = call_contract_backward(call);
     // Asked for by the place among the tensors that were given.
     const size_t sink_place = a.pse ? 4 : 3;
     if (context->needs_input_grad(0)) result[0] = std::move(g.dq);
     if (context->needs_input_grad(1)) result[1] = std::move(g.dk);
     if (context->needs_input_grad(2)) result[2] = std::move(g.dv);
-    if (a.pse && a.pse_type <= 1 && context->needs_input_grad(3)) result[3] = std::move(g.dpse);
+    if (a.pse && !a.has_slopes() && context->needs_input_grad(3)) result[3] = std::move(g.dpse);
     if (a.sink && context->needs_input_grad(sink_place)) result[4] = std::move(g.dsink);
     return result;
   }
@@ -233,48 +199,93 @@ struct ContractFunction : torch::autograd::Function<ContractFunction> {
 
 // ------------------------------------------------------------------------------------------------------ boxed ops
 
+// A call of an overload .cp has peers that wait, also for one whose arguments cannot even be read. Traced calls have
+// none.
+template <class Action>
+auto tell_peers_of(const Named& named, Action&& action) {
+  const bool is_traced = named.at("query").toTensor().key_set().has(c10::DispatchKey::Python);
+  if (!named.has("group_name") || is_traced) return action();
+  return contract_errors(
+      [&] { return tell_peers(find_group(named.at("group_name").toStringRef()), false, [&] { return action(); }); });
+}
+
+bool wants_gradient(const std::optional<Tensor>& tensor) {
+  return at::GradMode::is_enabled() && tensor && tensor->requires_grad();
+}
+
+ContractForwardCall read_forward(const Named& named) {
+  ContractForwardCall call{.query = *named.tensor("query"),
+                           .key = *named.tensor("key"),
+                           .value = *named.tensor("value"),
+                           .arguments = read(named)};
+  const ContractArguments& a = call.arguments;
+  call.wants_pse = wants_gradient(a.pse);
+  TORCH_CHECK(!a.has_slopes() || !call.wants_pse,
+              "pse requires a gradient; slopes (pse_type 2, 3) have none, detach them");
+  call.needs_grad = wants_gradient(call.query) || wants_gradient(call.key) || wants_gradient(call.value) ||
+                    call.wants_pse || wants_gradient(a.sink);
+  fill_seed(named, call.arguments);
+  return call;
+}
+
+// Statistics have no gradient, as the contract says. Not marked so in the function: compiled autograd fails on that.
+Tensor without_gradient(const Tensor& tensor) { return tensor.requires_grad() ? tensor.detach() : tensor; }
+
 void forward_op(const c10::OperatorHandle& op, Stack* stack) {
   const Named named(op, *stack);
-  ContractOpArguments a = read(named);
-  TORCH_CHECK(a.pse_type <= 1 || !a.pse || !a.pse->requires_grad() || !at::GradMode::is_enabled(),
-              "pse requires a gradient; slopes (pse_type 2, 3) have none, detach them");
-  fill_seed(named, a);
-  const variable_list results =
-      ContractFunction::apply(*named.tensor("query"), *named.tensor("key"), *named.tensor("value"), a.pse, a.sink, a);
-  for (size_t i = 0; i < 4; ++i) stack->emplace_back(results[i]);
-  if (op.schema().returns().size() == 6) {
-    stack->emplace_back(results[4]);
-    stack->emplace_back(named.has("dropout_offset") ? *a.offset : results[5]);
-    return;
+  tell_peers_of(named, [&] {
+    ContractForwardCall call = read_forward(named);
+    const std::optional<Tensor> offset = call.arguments.offset;
+    const Tensor query = call.query, key = call.key, value = call.value;
+    const std::optional<Tensor> pse = call.arguments.pse, sink = call.arguments.sink;
+    const variable_list results = ContractFunction::apply(query, key, value, pse, sink, std::move(call));
+    stack->emplace_back(results[0]);
+    for (size_t i = 1; i < 4; ++i) stack->emplace_back(without_gradient(results[i]));
+    if (op.schema().returns().size() == 6) {
+      stack->emplace_back(results[4]);
+      stack->emplace_back(named.has("dropout_offset") ? *offset : results[5]);
+      return;
+    }
+    stack->emplace_back(results[4].item<int64_t>());
+    stack->emplace_back(offset->item<int64_t>());
+    stack->emplace_back(int64_t{0});
+  });
+}
+
+ContractBackwardCall read_backward(const Named& named) {
+  ContractBackwardCall call{.query = *named.tensor("query"),
+                            .key = *named.tensor("key"),
+                            .value = *named.tensor("value"),
+                            .dy = *named.tensor("dy"),
+                            .max = named.tensor("softmax_max"),
+                            .sum = named.tensor("softmax_sum"),
+                            .out = named.tensor("attention_in"),
+                            .arguments = read(named)};
+  const bool has_numbers = named.has("numels");
+  for (const auto& [name, number] :
+       {std::pair("seed", &call.arguments.seed), std::pair("offset", &call.arguments.offset)}) {
+    *number = has_numbers ? one_number(named.at(name).toInt()) : named.tensor(name);
   }
-  stack->emplace_back(results[4].item<int64_t>());
-  stack->emplace_back(a.offset->item<int64_t>());
-  stack->emplace_back(int64_t{0});
+  return call;
 }
 
 void grad_op(const c10::OperatorHandle& op, Stack* stack) {
   const Named named(op, *stack);
-  ContractOpArguments a = read(named);
-  if (named.has("numels")) {
-    a.seed = one_number(named.at("seed").toInt());
-    a.offset = one_number(named.at("offset").toInt());
-  } else {
-    a.seed = named.tensor("seed");
-    a.offset = named.tensor("offset");
-  }
-  ContractOpGradients g = call_contract_backward(
-      *named.tensor("query"), *named.tensor("key"), *named.tensor("value"),
-      {*named.tensor("dy"), named.tensor("softmax_max"), named.tensor("softmax_sum"), named.tensor("attention_in")}, a);
-  stack->emplace_back(std::move(g.dq));
-  stack->emplace_back(std::move(g.dk));
-  stack->emplace_back(std::move(g.dv));
-  stack->emplace_back(a.pse && a.pse_type <= 1 ? std::move(g.dpse) : Tensor());
-  if (op.schema().returns().size() == 7) {
-    // dq_rope, dk_rope
-    stack->emplace_back(Tensor());
-    stack->emplace_back(Tensor());
-  }
-  stack->emplace_back(std::move(g.dsink));
+  tell_peers_of(named, [&] {
+    const ContractBackwardCall call = read_backward(named);
+    const ContractArguments& a = call.arguments;
+    ContractOpGradients g = call_contract_backward(call);
+    stack->emplace_back(std::move(g.dq));
+    stack->emplace_back(std::move(g.dk));
+    stack->emplace_back(std::move(g.dv));
+    stack->emplace_back(a.pse && !a.has_slopes() ? std::move(g.dpse) : Tensor());
+    if (op.schema().returns().size() == 7) {
+      // dq_rope, dk_rope
+      stack->emplace_back(Tensor());
+      stack->emplace_back(Tensor());
+    }
+    stack->emplace_back(std::move(g.dsink));
+  });
 }
 
 // One bit for each of the first numel(size) pairs, 1 = kept, little-endian in a byte; whole groups of 128 bits.

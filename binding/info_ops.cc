@@ -1,5 +1,6 @@
 // Ops that answer questions: positions, work, plans, instruction sets; and the refusal that the Python front publishes.
 #include <chrono>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <set>
@@ -16,9 +17,11 @@
 
 #include "binding/agreed_call.h"
 #include "binding/agreement.h"
+#include "binding/boxed_op.h"
 #include "binding/content_hash.h"
 #include "binding/errors.h"
 #include "binding/exchange.h"
+#include "binding/job.h"
 #include "binding/parallel.h"
 #include "binding/plan_cache.h"
 #include "binding/plan_question.h"
@@ -59,6 +62,10 @@ void agree_on(string group_name, string signature) {
     Agreement::of(group)->agree(
         group, {.kind = CallKind::kOther, .hash = hash, .describe = [&] { return Fields{{"call", signature, ""}}; }});
   });
+}
+
+void check_alone_of(string what) {
+  translate_errors([&] { check_alone(what.c_str()); });
 }
 
 Tensor positions(at::IntArrayRef spec, at::TensorList tables, int64_t which, int64_t rank, int64_t batch) {
@@ -109,33 +116,24 @@ Tensor balanced(at::IntArrayRef spec, at::TensorList tables) {
   });
 }
 
-string plan_json(at::IntArrayRef spec, at::TensorList tables, int64_t q_heads, int64_t kv_heads, int64_t qk_dim,
-                 int64_t v_dim, string dtype, double scale, string layout, string schedule, string exchange,
-                 int64_t rank) {
+string plan_json(const RankQuestion& question) {
   return translate_errors([&] {
-    const Plan plan =
-        ask_plan(spec, tables, q_heads, kv_heads, qk_dim, v_dim, dtype, scale, layout, schedule, exchange).plan;
-    return rank < 0 ? plan.to_json() : to_json(plan.rank(rank));
+    const Plan plan = ask_plan(question.plan).plan;
+    return question.rank < 0 ? plan.to_json() : to_json(plan.rank(question.rank));
   });
 }
 
-string plan_text(at::IntArrayRef spec, at::TensorList tables, int64_t q_heads, int64_t kv_heads, int64_t qk_dim,
-                 int64_t v_dim, string dtype, double scale, string layout, string schedule, string exchange,
-                 int64_t rank) {
+string plan_text(const RankQuestion& question) {
   return translate_errors([&] {
-    const Plan plan =
-        ask_plan(spec, tables, q_heads, kv_heads, qk_dim, v_dim, dtype, scale, layout, schedule, exchange).plan;
-    return rank < 0 ? plan.str() : plan.rank(rank).str();
+    const Plan plan = ask_plan(question.plan).plan;
+    return question.rank < 0 ? plan.str() : plan.rank(question.rank).str();
   });
 }
 
-string ledger_json(at::IntArrayRef spec, at::TensorList tables, int64_t q_heads, int64_t kv_heads, int64_t qk_dim,
-                   int64_t v_dim, string dtype, double scale, string layout, string schedule, string exchange,
-                   int64_t rank) {
+string ledger_json(const RankQuestion& question) {
   return translate_errors([&] {
-    const PlanQuestion question =
-        ask_plan(spec, tables, q_heads, kv_heads, qk_dim, v_dim, dtype, scale, layout, schedule, exchange);
-    return to_json(ledger_of(question.plan.rank(rank), question.exchange));
+    const PlanQuestion asked = ask_plan(question.plan);
+    return to_json(ledger_of(asked.plan.rank(question.rank), asked.exchange));
   });
 }
 
@@ -178,7 +176,6 @@ void force_isa_by_name(string name) {
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(ringspan, m) {
-  const string plan_arguments = string("(") + kPlanArguments + ", int rank) -> ";
   // Calls of the group that this rank has taken part in; a refusal of the next one, unless there were more since.
   m.def("_calls(str group_name) -> int", &calls_of);
   m.def("_refuse(str group_name, str message, bool is_unsupported, int calls) -> ()", &refuse);
@@ -187,9 +184,11 @@ TORCH_LIBRARY_FRAGMENT(ringspan, m) {
   m.def("_work(SymInt[] spec, Tensor[] tables) -> int[]", &work);
   m.def("_per_document(int[] lengths, int world, int? seq_len) -> Tensor", &per_document);
   m.def("_balanced(SymInt[] spec, Tensor[] tables) -> Tensor", &balanced);
-  m.def(("_plan_json" + plan_arguments + "str").c_str(), &plan_json);
-  m.def(("_plan_text" + plan_arguments + "str").c_str(), &plan_text);
-  m.def(("_ledger_json" + plan_arguments + "str").c_str(), &ledger_json);
+  // ValueError where `what` is called without a group in a job of several processes.
+  m.def("_check_alone(str what) -> ()", &check_alone_of);
+  m.def(boxed_schema<RankQuestion>("_plan_json", "str").c_str(), boxed<RankQuestion, &plan_json>());
+  m.def(boxed_schema<RankQuestion>("_plan_text", "str").c_str(), boxed<RankQuestion, &plan_text>());
+  m.def(boxed_schema<RankQuestion>("_ledger_json", "str").c_str(), boxed<RankQuestion, &ledger_json>());
   m.def("_isa() -> str", &name_of_isa);
   m.def("_available_isas() -> str[]", &names_of_available_isas);
   m.def("_force_isa(str name) -> ()", &force_isa_by_name);

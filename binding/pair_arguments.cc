@@ -1,7 +1,7 @@
 #include "binding/pair_arguments.h"
 
-#include <bit>
 #include <cmath>
+#include <limits>
 
 #include <ATen/ATen.h>
 
@@ -12,7 +12,7 @@
 namespace ringspan::binding {
 namespace {
 
-at::Tensor expanded(const char* name, const at::Tensor& tensor, const std::vector<int64_t>& full) {
+void check_pairs(const char* name, const at::Tensor& tensor, const std::vector<int64_t>& full) {
   RINGSPAN_CHECK(tensor.device().is_cpu(), name, " lies on ", tensor.device().str(), "; move it to the CPU");
   const auto dims = static_cast<size_t>(tensor.dim());
   bool fits = 1 <= dims && dims <= full.size();
@@ -23,18 +23,21 @@ at::Tensor expanded(const char* name, const at::Tensor& tensor, const std::vecto
   }
   RINGSPAN_CHECK(fits, name, " has shape ", tensor.sizes(), "; it must expand to ", at::IntArrayRef(full),
                  " (batch, query heads, this rank's query rows, all key positions)");
-  return tensor.expand(full);
 }
 
-ByteMaskView mask_view(const at::Tensor& mask, bool masked_value, bool by_grid) {
-  ByteMaskView view;
-  view.data = static_cast<const std::byte*>(mask.const_data_ptr());
+// Size along an axis counted from the last one, which is 1; 1 where the tensor has none.
+int64_t size_from_end(const at::Tensor& tensor, int64_t axis) { return tensor.dim() >= axis ? tensor.size(-axis) : 1; }
+
+// `view` with the sizes of `full` over the memory of the tensor as it was given: a tensor that is expanded to no rows has
+// no address, and a row that all queries share is read on ranks that hold none.
+template <class View>
+View expanded_view(View view, const at::Tensor& tensor, const std::vector<int64_t>& full) {
+  const at::Tensor expanded = tensor.expand(full);
   for (int axis = 0; axis < 4; ++axis) {
-    view.size[axis] = mask.size(axis);
-    view.stride[axis] = mask.stride(axis);
+    view.size[axis] = full[axis];
+    view.stride[axis] = expanded.stride(axis);
   }
-  view.masked_value = masked_value;
-  view.rows_are_grids = by_grid;
+  if (size_from_end(tensor, 2) == 1) view.stride[2] = 0;
   return view;
 }
 
@@ -44,24 +47,32 @@ at::Tensor dense_slopes(const at::Tensor& slopes, const Problem& p, at::ScalarTy
   const bool by_batch = slopes.dim() == 2 && slopes.size(0) == p.batch && slopes.size(1) == p.q_heads;
   RINGSPAN_CHECK(shared || by_batch, "slopes have shape ", slopes.sizes(), "; give [", p.q_heads, "] or [", p.batch,
                  ", ", p.q_heads, "], one for each query head");
-  RINGSPAN_CHECK(slopes.scalar_type() == at::kFloat || slopes.scalar_type() == accumulator, "slopes are ",
-                 toString(slopes.scalar_type()), "; they must be Float",
-                 accumulator == at::kDouble ? " or Double" : "");
   return slopes.to(accumulator).expand({p.batch, p.q_heads}).unsqueeze(-1).unsqueeze(-1);
 }
 
+// Finite, and so in the type in which the kernels compute.
+void check_finite(const char* name, double value, DType accumulator) {
+  RINGSPAN_CHECK(std::isfinite(value), name, " is ", value, "; it must be finite");
+  const bool fits = accumulator == DType::kF64 || std::abs(value) <= std::numeric_limits<float>::max();
+  RINGSPAN_CHECK(fits, name, " is ", value, ", which is infinite in fp32; the largest is ",
+                 std::numeric_limits<float>::max());
+}
+
 void check_numbers(const PairArguments& arguments, const Problem& p) {
-  RINGSPAN_CHECK(std::isfinite(arguments.softcap) && arguments.softcap >= 0, "softcap is ", arguments.softcap,
+  const DType accumulator = accumulator_of(p.dtype);
+  check_finite("scale", p.scale, accumulator);
+  check_finite("softcap", arguments.numbers.softcap, accumulator);
+  RINGSPAN_CHECK(arguments.numbers.softcap >= 0, "softcap is ", arguments.numbers.softcap,
                  "; it must be a positive number, or 0 for none");
-  RINGSPAN_CHECK(arguments.dropout_p >= 0 && arguments.dropout_p < 1, "dropout_p is ", arguments.dropout_p,
-                 "; it must be at least 0 and below 1");
+  const double dropout_p = arguments.numbers.dropout.p;
+  RINGSPAN_CHECK(dropout_p >= 0 && dropout_p < 1, "dropout_p is ", dropout_p, "; it must be at least 0 and below 1");
   for (const auto& [name, value] :
        {std::pair("offset", arguments.offset), std::pair("batch_offset", arguments.batch_offset),
         std::pair("head_offset", arguments.head_offset)}) {
     RINGSPAN_CHECK(value >= 0, name, " is ", value, "; it must be at least 0");
   }
-  if (arguments.dropout_p == 0) return;
-  RINGSPAN_CHECK(arguments.total_heads >= arguments.head_offset + p.q_heads, "total_heads is ", arguments.total_heads,
+  if (dropout_p == 0) return;
+  RINGSPAN_CHECK(arguments.total_heads - p.q_heads >= arguments.head_offset, "total_heads is ", arguments.total_heads,
                  ", and this call has ", p.q_heads, " heads from head_offset ", arguments.head_offset,
                  " on; it must count the heads of the undivided call");
 }
@@ -79,81 +90,47 @@ PairGrid grid_of(const PairArguments& arguments, const Problem& p) {
 
 }  // namespace
 
-void read_places(at::IntArrayRef places, PairArguments& arguments) {
-  RINGSPAN_CHECK(places.size() == kNumPlaces, "places has ", places.size(), " numbers; it must have ",
-                 static_cast<size_t>(kNumPlaces));
-  arguments.offset = places[kOffset];
-  arguments.batch_offset = places[kBatchOffset];
-  arguments.head_offset = places[kHeadOffset];
-  arguments.total_heads = places[kTotalHeads];
-  arguments.slope_shift = places[kSlopeShift];
-  arguments.seed_is_drawn = places[kSeedIsDrawn] != 0;
+RowReading reading_of(const at::Tensor& tensor, int64_t q_rows) {
+  if (size_from_end(tensor, 2) != 1) return RowReading::kByRows;
+  return q_rows == 1 ? RowReading::kEither : RowReading::kShared;
 }
 
-uint64_t hash_of(const PairArguments& a) {
-  const int64_t given = (a.bias ? 1 : 0) | (a.mask ? 2 : 0) | (a.slopes ? 4 : 0);
-  const std::vector<int64_t> words = {given,
-                                      std::bit_cast<int64_t>(a.softcap),
-                                      std::bit_cast<int64_t>(a.dropout_p),
-                                      a.offset,
-                                      a.batch_offset,
-                                      a.head_offset,
-                                      a.total_heads,
-                                      a.slope_shift,
-                                      a.slope_of_root,
-                                      std::bit_cast<int64_t>(a.bias_factor)};
-  return hash_words(words);
-}
-
-Fields describe(const PairArguments& a) {
-  const auto given = [](const std::optional<at::Tensor>& tensor) { return tensor ? "given" : "none"; };
-  return {{"attn_mask", given(a.mask)},
-          {"bias", given(a.bias)},
-          {"alibi", given(a.slopes)},
-          {"softcap", concat(a.softcap)},
-          {"dropout_p", concat(a.dropout_p)},
-          {"offset", concat(a.offset)},
-          {"batch_offset", concat(a.batch_offset)},
-          {"head_offset", concat(a.head_offset)},
-          {"total_heads", concat(a.total_heads)},
-          {"alibi shift", concat(a.slope_shift)}};
-}
+int64_t batch_of_pairs(const at::Tensor& tensor) { return size_from_end(tensor, 4); }
+int64_t heads_of_pairs(const at::Tensor& tensor) { return size_from_end(tensor, 3); }
 
 PairOperands::PairOperands(const PairArguments& arguments, const Problem& p, int64_t q_rows)
-    : accumulator_(torch_dtype(accumulator_of(p.dtype))), full_({p.batch, p.q_heads, q_rows, p.kv_len}) {
+    : numbers_(arguments.numbers),
+      bias_(arguments.bias),
+      mask_(arguments.mask),
+      mask_means_masked_(arguments.mask_means_masked),
+      mask_by_grid_(arguments.mask_by_grid),
+      accumulator_(torch_dtype(accumulator_of(p.dtype))),
+      full_({p.batch, p.q_heads, q_rows, p.kv_len}),
+      full_mask_(full_),
+      grids_(arguments.grids) {
   check_numbers(arguments, p);
-  numbers_.softcap = arguments.softcap;
-  numbers_.dropout.p = arguments.dropout_p;
   numbers_.dropout.offset = static_cast<uint64_t>(arguments.offset);
-  numbers_.slope_shift = arguments.slope_shift;
-  if (arguments.bias) {
-    own_bias_ = *arguments.bias;
-    const DType dtype = core_dtype("bias", own_bias_);
-    const bool widens = p.dtype == DType::kF64 ? size_of(dtype) >= 4 : dtype != DType::kF64;
-    RINGSPAN_CHECK(widens, "bias is ", toString(own_bias_.scalar_type()), " and query ", name_of(p.dtype),
-                   p.dtype == DType::kF64 ? "; it must be Float or Double" : "; it must be Float, BFloat16 or Half");
-    bias_ = expanded("bias", own_bias_, full_);
-  }
-  if (arguments.mask) {
-    const at::Tensor& mask = *arguments.mask;
-    RINGSPAN_CHECK(mask.scalar_type() == at::kBool || (arguments.mask_means_masked && mask.scalar_type() == at::kByte),
-                   "attn_mask is ", toString(mask.scalar_type()), "; it must be Bool here");
-    const std::vector<int64_t> of_grid = {p.batch, p.q_heads, mask.size(-2), mask.size(-1)};
-    mask_ = expanded("attn_mask", mask, arguments.mask_by_grid ? of_grid : full_);
-    mask_means_masked_ = arguments.mask_means_masked;
-    mask_by_grid_ = arguments.mask_by_grid;
+  if (bias_) check_pairs("bias", *bias_, full_);
+  if (mask_) {
+    if (mask_by_grid_) full_mask_ = {p.batch, p.q_heads, mask_->size(-2), mask_->size(-1)};
+    check_pairs("attn_mask", *mask_, full_mask_);
   }
   if (arguments.slopes) slopes_ = dense_slopes(*arguments.slopes, p, accumulator_);
-  numbers_.slope_of_root = arguments.slope_of_root;
-  numbers_.bias_factor = arguments.bias_factor;
-  grids_ = arguments.grids;
   if (grids_.empty()) grids_ = {grid_of(arguments, p)};
 }
 
 PairInputs PairOperands::inputs(int64_t seed) const {
   PairInputs inputs = numbers_;
-  if (bias_.defined()) inputs.bias = const_view(bias_);
-  if (mask_.defined()) inputs.mask = mask_view(mask_, mask_means_masked_, mask_by_grid_);
+  if (bias_) {
+    const ConstTensorView view(static_cast<const std::byte*>(bias_->const_data_ptr()), core_dtype("bias", *bias_), {},
+                               {});
+    inputs.bias = expanded_view(view, *bias_, full_);
+  }
+  if (mask_) {
+    const ByteMaskView view(static_cast<const std::byte*>(mask_->const_data_ptr()), {}, {}, mask_means_masked_,
+                            mask_by_grid_);
+    inputs.mask = expanded_view(view, *mask_, full_mask_);
+  }
   if (slopes_.defined()) inputs.slopes = const_view(slopes_);
   inputs.dropout.seed = static_cast<uint64_t>(seed);
   inputs.grids = grids_;
@@ -161,11 +138,13 @@ PairInputs PairOperands::inputs(int64_t seed) const {
 }
 
 at::Tensor PairOperands::make_bias_gradient() const {
-  return at::zeros(own_bias_.sizes(), own_bias_.options().dtype(accumulator_));
+  return at::zeros(bias_->sizes(), bias_->options().dtype(accumulator_));
 }
 
 TensorView PairOperands::bias_gradient_view(const at::Tensor& gradient) const {
-  return mutable_view(gradient.expand(full_));
+  const TensorView view(static_cast<std::byte*>(gradient.mutable_data_ptr()), core_dtype("the gradient of bias", gradient),
+                        {}, {});
+  return expanded_view(view, gradient, full_);
 }
 
 }  // namespace ringspan::binding

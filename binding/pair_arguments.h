@@ -10,42 +10,35 @@
 #include "ringspan/kernel/pair_inputs.h"
 #include "ringspan/plan/plan.h"
 
-#include "binding/agreement.h"
-#include "binding/content_hash.h"
-
 namespace ringspan::binding {
 
-// As the inner ops are given them.
+// As the ops are given them.
 struct PairArguments {
   // Float; expands to [batch, query heads, local query rows, key positions].
   std::optional<at::Tensor> bias{};
-  bool wants_bias_gradient = false;  // backward
+  bool wants_bias_gradient = false;
   // Bool (or Byte), expands likewise; true = the pair takes part, or with `mask_means_masked` it does not. With
   // `mask_by_grid`: [rows, columns] counted inside each grid.
   std::optional<at::Tensor> mask{};
   bool mask_means_masked = false, mask_by_grid = false;
   // [query heads] or [batch, query heads], fp32 or the accumulator type.
   std::optional<at::Tensor> slopes{};
-  double softcap = 0;    // 0 = none
-  double dropout_p = 0;  // 0 = none
+  PairInputs numbers{};  // of these the numbers alone
   int64_t seed = 0;
   bool seed_is_drawn = false;
   // Where the draws of this call's pairs begin; the number of heads of the undivided call.
   int64_t offset = 0, batch_offset = 0, head_offset = 0, total_heads = 0;
-  int64_t slope_shift = 0;
-  bool slope_of_root = false;
-  double bias_factor = 1;
   std::vector<PairGrid> grids{};  // empty = one, the whole call's
 };
 
-// The numbers among them that cross the dispatcher in one list.
-enum Place : size_t { kOffset, kBatchOffset, kHeadOffset, kTotalHeads, kSlopeShift, kSeedIsDrawn, kNumPlaces };
-// Error where the list has another length; else fills in the numbers.
-void read_places(at::IntArrayRef places, PairArguments& arguments);
+// How a tensor of pairs lies along the query rows, as far as this rank can tell: with a single row it may be either.
+enum class RowReading : uint8_t { kNone = 0, kShared = 1, kByRows = 2, kEither = 3 };
+// [.., rows, keys] or fewer dimensions.
+RowReading reading_of(const at::Tensor& tensor, int64_t q_rows);
 
-// What must be the same on every rank, as one number and in words.
-uint64_t hash_of(const PairArguments& arguments);
-Fields describe(const PairArguments& arguments);
+// Batch entries and heads of a tensor that expands to [batch, heads, rows, keys]; 1 where it has no such axis.
+int64_t batch_of_pairs(const at::Tensor& tensor);
+int64_t heads_of_pairs(const at::Tensor& tensor);
 
 // PairInputs and what it looks at.
 class PairOperands {
@@ -62,11 +55,11 @@ class PairOperands {
 
  private:
   PairInputs numbers_;
-  at::Tensor bias_, mask_, slopes_;  // expanded
-  at::Tensor own_bias_;
+  std::optional<at::Tensor> bias_, mask_;  // as given
+  at::Tensor slopes_;                      // [batch, query heads, 1, 1]
   bool mask_means_masked_ = false, mask_by_grid_ = false;
   at::ScalarType accumulator_ = at::kFloat;
-  std::vector<int64_t> full_;
+  std::vector<int64_t> full_, full_mask_;  // what they expand to
   std::vector<PairGrid> grids_;
 };
 

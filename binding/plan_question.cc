@@ -1,39 +1,30 @@
 #include "binding/plan_question.h"
 
-#include <vector>
-
 #include "binding/call.h"
 
 namespace ringspan::binding {
 
-Decoded decode_arguments(at::IntArrayRef spec, at::TensorList tables) {
-  std::vector<at::Tensor> kept;
-  return decode(description_of(spec, tables, kept));
-}
+Decoded decode_arguments(at::IntArrayRef spec, at::TensorList tables) { return DescribedPattern(spec, tables).build(); }
 
-Problem problem_of(const Decoded& decoded, int64_t q_heads, int64_t kv_heads, int64_t qk_dim, int64_t v_dim,
-                   const std::string& dtype, double scale, const std::string& layout) {
+Problem problem_of(const Decoded& decoded, const PlanArguments& a) {
   return {.batch = decoded.batch,
-          .q_heads = q_heads,
-          .kv_heads = kv_heads,
+          .q_heads = a.q_heads,
+          .kv_heads = a.kv_heads,
           .q_len = decoded.q_len,
           .kv_len = decoded.kv_len,
-          .qk_dim = qk_dim,
-          .v_dim = v_dim,
-          .dtype = parse_dtype(dtype),
-          .layout = parse_layout(layout),
-          .scale = scale};
+          .qk_dim = a.qk_dim,
+          .v_dim = a.v_dim,
+          .dtype = parse_dtype(a.dtype),
+          .layout = parse_layout(a.layout),
+          .scale = a.scale};
 }
 
-PlanQuestion ask_plan(at::IntArrayRef spec, at::TensorList tables, int64_t q_heads, int64_t kv_heads, int64_t qk_dim,
-                      int64_t v_dim, const std::string& dtype, double scale, const std::string& layout,
-                      const std::string& schedule, const std::string& exchange) {
-  const Decoded decoded = decode_arguments(spec, tables);
-  const Problem problem = problem_of(decoded, q_heads, kv_heads, qk_dim, v_dim, dtype, scale, layout);
-  const Exchange kind = parse_exchange(exchange);
-  return {build_plan(problem, decoded.mask, decoded.q_map, decoded.kv_map, parse_schedule_name(schedule),
-                     route_of(kind, decoded.world)),
-          kind};
+PlanQuestion ask_plan(const PlanArguments& a) {
+  const Decoded decoded = decode_arguments(numbers_of(a.spec), a.tables);
+  const Exchange exchange = parse_exchange(a.exchange);
+  return {build_plan(problem_of(decoded, a), decoded.mask, decoded.q_map, decoded.kv_map,
+                     parse_schedule_name(a.schedule), route_of(exchange, decoded.world)),
+          exchange};
 }
 
 }  // namespace ringspan::binding

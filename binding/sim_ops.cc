@@ -10,6 +10,7 @@
 #include "ringspan/sim/planner.h"
 #include "ringspan/sim/simulate.h"
 
+#include "binding/boxed_op.h"
 #include "binding/call.h"
 #include "binding/errors.h"
 #include "binding/plan_question.h"
@@ -28,63 +29,91 @@ string machine_json(string text) {
   return translate_errors([&] { return to_json(machine_from_json(text)); });
 }
 
+struct SimulationQuestion {
+  PlanArguments plan;
+  string machine;
+  std::vector<int64_t> steps_of;
+
+  static void fields(auto& self, auto&& visit) {
+    PlanArguments::fields(self.plan, visit);
+    visit(FieldInfo{"machine"}, self.machine);
+    visit(FieldInfo{"steps_of"}, self.steps_of);
+  }
+};
+
 // What `Answer` writes of the simulation.
 template <string (*Answer)(const Simulation&)>
-string simulated(at::IntArrayRef spec, at::TensorList tables, int64_t q_heads, int64_t kv_heads, int64_t qk_dim,
-                 int64_t v_dim, string dtype, double scale, string layout, string schedule, string exchange,
-                 string machine, at::IntArrayRef steps_of) {
+string simulated(const SimulationQuestion& question) {
   return translate_errors([&] {
-    const PlanQuestion question =
-        ask_plan(spec, tables, q_heads, kv_heads, qk_dim, v_dim, dtype, scale, layout, schedule, exchange);
-    return Answer(simulate_question(question, machine_from_json(machine), steps_of.vec()));
+    return Answer(simulate_question(ask_plan(question.plan), machine_from_json(question.machine), question.steps_of));
   });
 }
 
-string picture_json_of(at::IntArrayRef spec, at::TensorList tables, int64_t q_heads, int64_t kv_heads, int64_t qk_dim,
-                       int64_t v_dim, string dtype, double scale, string layout, string schedule, string exchange,
-                       string machine) {
+struct PictureQuestion {
+  PlanArguments plan;
+  string machine;
+
+  static void fields(auto& self, auto&& visit) {
+    PlanArguments::fields(self.plan, visit);
+    visit(FieldInfo{"machine"}, self.machine);
+  }
+};
+
+string picture_json_of(const PictureQuestion& question) {
   return translate_errors([&] {
-    const PlanQuestion question =
-        ask_plan(spec, tables, q_heads, kv_heads, qk_dim, v_dim, dtype, scale, layout, schedule, exchange);
-    const Machine known = machine_from_json(machine);
-    const Simulation simulation = simulate_question(question, known, pictured_ranks(question.plan.world()));
-    return picture_json(question.plan, simulation, known, concat("exchange ", name_of(question.exchange)));
+    const PlanQuestion asked = ask_plan(question.plan);
+    const Machine known = machine_from_json(question.machine);
+    const Simulation simulation = simulate_question(asked, known, pictured_ranks(asked.plan.world()));
+    return picture_json(asked.plan, simulation, known, concat("exchange ", name_of(asked.exchange)));
   });
 }
 
-string choose_json(at::IntArrayRef spec, at::TensorList tables, int64_t q_heads, int64_t kv_heads, int64_t qk_dim,
-                   int64_t v_dim, string dtype, double scale, string layout, std::vector<string> schedules,
-                   string exchange, string machine, std::vector<string> shards, at::IntArrayRef tensor_parallel,
-                   bool backward) {
+// `plan.schedule` is not read: `schedules` are those to choose from.
+struct ChoiceQuestion {
+  PlanArguments plan;
+  NameList schedules;
+  string machine;
+  NameList shards;
+  std::vector<int64_t> tensor_parallel;
+  bool backward = true;
+
+  static void fields(auto& self, auto&& visit) {
+    PlanArguments::fields(self.plan, visit);
+    visit(FieldInfo{"schedules"}, self.schedules);
+    visit(FieldInfo{"machine"}, self.machine);
+    visit(FieldInfo{"shards"}, self.shards);
+    visit(FieldInfo{"tensor_parallel"}, self.tensor_parallel);
+    visit(FieldInfo{"backward"}, self.backward);
+  }
+};
+
+string choose_json(const ChoiceQuestion& asked) {
   return translate_errors([&] {
-    const Decoded decoded = decode_arguments(spec, tables);
+    const Decoded decoded = decode_arguments(numbers_of(asked.plan.spec), asked.plan.tables);
     PlannerQuestion question{
-        .problem = problem_of(decoded, q_heads, kv_heads, qk_dim, v_dim, dtype, scale, layout),
+        .problem = problem_of(decoded, asked.plan),
         .mask = decoded.mask,
         .world = decoded.world,
-        .exchange = parse_exchange(exchange),
-        .backward = backward,
-        .shards = shards,
-        .tensor_parallel = tensor_parallel.vec(),
+        .exchange = parse_exchange(asked.plan.exchange),
+        .backward = asked.backward,
+        .shards = asked.shards.vec(),
+        .tensor_parallel = asked.tensor_parallel,
     };
-    for (const string& schedule : schedules) question.schedules.push_back(parse_schedule_name(schedule));
-    return to_json(choose_plan(question, machine_from_json(machine)));
+    for (const string& schedule : asked.schedules.vec()) question.schedules.push_back(parse_schedule_name(schedule));
+    return to_json(choose_plan(question, machine_from_json(asked.machine)));
   });
 }
 
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(ringspan, m) {
-  const string plan(kPlanArguments);
   m.def("_machine_json(str machine) -> str", &machine_json);
-  m.def(("_simulate_json(" + plan + ", str machine, int[] steps_of) -> str").c_str(), &simulated<to_json>);
-  m.def(("_trace_json(" + plan + ", str machine, int[] steps_of) -> str").c_str(), &simulated<chrome_trace>);
-  m.def(("_picture_json(" + plan + ", str machine) -> str").c_str(), &picture_json_of);
-  m.def(
-      "_choose_json(SymInt[] spec, Tensor[] tables, int q_heads, int kv_heads, int qk_dim, int v_dim, str dtype, "
-      "float scale, str layout, str[] schedules, str exchange, str machine, str[] shards, int[] tensor_parallel, "
-      "bool backward) -> str",
-      &choose_json);
+  m.def(boxed_schema<SimulationQuestion>("_simulate_json", "str").c_str(),
+        boxed<SimulationQuestion, &simulated<to_json>>());
+  m.def(boxed_schema<SimulationQuestion>("_trace_json", "str").c_str(),
+        boxed<SimulationQuestion, &simulated<chrome_trace>>());
+  m.def(boxed_schema<PictureQuestion>("_picture_json", "str").c_str(), boxed<PictureQuestion, &picture_json_of>());
+  m.def(boxed_schema<ChoiceQuestion>("_choose_json", "str").c_str(), boxed<ChoiceQuestion, &choose_json>());
 }
 
 }  // namespace ringspan::binding

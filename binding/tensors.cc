@@ -21,9 +21,7 @@ std::optional<DType> dtype_of(at::ScalarType type) {
 
 template <class View, class Byte>
 View view_over(Byte* data, const at::Tensor& tensor) {
-  View view;
-  view.data = data;
-  view.dtype = *dtype_of(tensor.scalar_type());
+  View view(data, *dtype_of(tensor.scalar_type()), {}, {});
   for (int axis = 0; axis < 4; ++axis) {
     view.size[axis] = axis < tensor.dim() ? tensor.size(axis) : 1;
     view.stride[axis] = axis < tensor.dim() ? tensor.stride(axis) : 1;

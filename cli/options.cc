@@ -141,6 +141,9 @@ MaskSpec parse_one_mask(const std::string& text, int64_t q_len, int64_t kv_len) 
                      "documents:LEN,..."));
 }
 
+// Another word for the same map.
+std::string without_zigzag(const std::string& shard) { return shard == "zigzag" ? "head_tail" : shard; }
+
 GradRoute parse_route(const std::string& name) {
   if (name == "from_owner") return GradRoute::kFromOwner;
   if (name == "from_next") return GradRoute::kFromNext;
@@ -190,9 +193,10 @@ void QuestionOptions::add_to(CLI::App& verb) {
   verb.add_option("--mask", mask_, "full, causal, window:L,R, chunked:N, prefix:P,..., documents:LEN,...")
       ->capture_default_str();
   verb.add_option("--shard", shard_,
-                  "contiguous, head_tail, striped, balanced, per_document:LEN,... or lengths:LEN,...")
+                  "contiguous, head_tail (or zigzag), striped, balanced, per_document:LEN,... or lengths:LEN,...")
+      ->transform(without_zigzag)
       ->capture_default_str();
-  verb.add_option("--kv-shard", kv_shard_, "The same for keys and values [as --shard]");
+  verb.add_option("--kv-shard", kv_shard_, "The same for keys and values [as --shard]")->transform(without_zigzag);
   verb.add_option("--schedule", schedule_,
                   "ring, gather, ulysses, hybrid:N (N ranks split heads), pruned, q_ring, invariant or double_ring:N "
                   "(N ranks a node)")

@@ -5,7 +5,8 @@
 //             required where query and K/V lengths differ; documents_full, documents_window:L,R:LEN,... and
 //             documents_chunked:N:LEN,... say what is kept inside a document (causal without). Batch entries are
 //             separated by '/': documents:3,5/8. A negative side of a window has no bound. a&b keeps what both keep.
-//   --shard   contiguous | head_tail | striped | balanced (by the mask) | per_document:LEN,... | lengths:LEN,...
+//   --shard   contiguous (unless told otherwise, as in Python) | head_tail (or zigzag) | striped | balanced (by the
+//             mask) | per_document:LEN,... | lengths:LEN,...
 #pragma once
 
 #include <cstdint>
@@ -46,7 +47,7 @@ class QuestionOptions {
   int64_t world_ = 1, seq_len_ = 0, batch_ = 1, heads_ = 1, head_dim_ = 64;
   std::optional<int64_t> kv_len_, kv_heads_, v_head_dim_;
   std::optional<double> scale_;
-  std::string dtype_ = "fp32", layout_ = "BNSD", mask_ = "causal", shard_ = "head_tail", schedule_ = "ring";
+  std::string dtype_ = "fp32", layout_ = "BNSD", mask_ = "causal", shard_ = "contiguous", schedule_ = "ring";
   std::string grad_route_ = "from_next";
   std::optional<std::string> kv_shard_;
 };

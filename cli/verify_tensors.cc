@@ -71,7 +71,7 @@ void put_rows(const Dense& local, const ShardMap& map, int64_t rank, const Dense
 // A view of the full size over a tensor that shares axes; of what is not given none.
 template <class View>
 View expanded(View view, const std::array<int64_t, 4>& size) {
-  if (view.batch() == 0) return {};
+  if (!view.is_given()) return view;
   for (int axis = 0; axis < 4; ++axis) {
     if (view.size[axis] == 1) view.stride[axis] = 0;
   }
@@ -190,7 +190,7 @@ Extras extras_of(const Problem& p, const Terms& terms, const Inputs& in, uint64_
   extras.pairs.grids = std::span(&grid, 1);
   extras.pairs.bias = expanded(ConstTensorView(in.bias.view()), pairs);
   const TensorView mask = expanded(in.mask.view(), pairs);
-  extras.pairs.mask = {.data = mask.data, .size = mask.size, .stride = mask.stride};
+  if (mask.is_given()) extras.pairs.mask = {mask.data, mask.size, mask.stride};
   extras.pairs.slopes = expanded(ConstTensorView(in.slopes.view()), {p.batch, p.q_heads, 1, 1});
   extras.sink = in.sink.view();
   return extras;

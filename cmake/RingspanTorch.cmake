@@ -29,7 +29,7 @@ set_target_properties(ringspan_binding PROPERTIES
 ringspan_set_warnings(ringspan_binding)
 target_include_directories(ringspan_binding SYSTEM PRIVATE
   ${torch_root}/include ${torch_root}/include/torch/csrc/api/include)
-target_compile_definitions(ringspan_binding PRIVATE USE_DISTRIBUTED USE_C10D_GLOO)
+target_compile_definitions(ringspan_binding PRIVATE USE_DISTRIBUTED USE_C10D_GLOO RINGSPAN_VERSION="${PROJECT_VERSION}")
 # Without -fopenmp at::parallel_for runs serially and says nothing. It is a compile flag only: the OpenMP library at run
 # time must be the one that torch brings, never a second.
 target_compile_options(ringspan_binding PRIVATE -fopenmp)

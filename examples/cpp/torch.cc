@@ -47,16 +47,12 @@ int main(int argc, char** argv) {
   const at::Tensor out = call("ringspan::attention", {{"query", q},
                                                       {"key", k},
                                                       {"value", v},
-                                                      {"sink", {}},
                                                       {"spec", spec},
                                                       {"tables", std::vector<at::Tensor>{}},
                                                       {"scale", 0.125},
                                                       {"layout", "BNSD"},
                                                       {"num_heads", 8},
-                                                      {"group_name", ""},  // or one of c10d::register_process_group
-                                                      {"schedule", "ring"},
-                                                      {"exchange", "auto"},
-                                                      {"assume_agreed", false}});
+                                                      {"group_name", ""}});  // this process alone
   const auto got = torch::autograd::grad({out}, {q, k, v}, {dout});
 
   const at::Tensor expected = at::scaled_dot_product_attention(q, k, v, {}, 0, /*is_causal=*/true, 0.125,

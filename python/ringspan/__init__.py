@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import ringspan._ops  # noqa: F401  loads the library and registers its rules
 from ringspan.attention import attention
 from ringspan.errors import PeerError
+from ringspan.group import LOCAL
 from ringspan.importing import when_imported
 from ringspan.ledger import Ledger
 from ringspan.loss import masked_mean_loss
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from ringspan.dtensor.sdpa_hook import sdpa
 
 __all__ = [
+    "LOCAL",
     "Alibi",
     "Candidate",
     "Choice",

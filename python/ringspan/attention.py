@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter
 
-from ringspan.attend import Request, attend
-from ringspan.call import Choices
-from ringspan.group import Group
-from ringspan.masks import Full, Mask
-from ringspan.pairs import PairChoices
+from ringspan.call import Given, Sizes, check_choices, encode_local_call, read_sizes, resolve_scale
+from ringspan.entry import enters, has_dtensors
+from ringspan.group import Group, name_and_world
+from ringspan.masks import Frame, Full, Mask
+from ringspan.numbers import check_flag
+from ringspan.pairs import check_fits, check_pairs, encode_pairs
 from ringspan.shard_map import ShardMap
 from ringspan.stats import Stats
+from ringspan.support import DEVICES, DTYPES, check_offered, check_on_device
 
+OFFERED_DTYPES = tuple(getattr(torch, name) for name in DTYPES)
 _FULL = Full()
 
 
+@enters(takes_dtensors=True)
 def attention(
     query: Tensor,
     key: Tensor,
@@ -79,21 +83,124 @@ def attention(
     Raises ValueError for a bad argument and NotImplementedError for one that is not offered (docs/python.md has the
     table), both before anything is sent and on every rank; PeerError for a lost or stalled peer.
     """
-    choices = Choices(mask, shard_map, kv_shard_map, layout, num_heads, scale, schedule, exchange)
-    pairs = PairChoices(attn_mask, bias, softcap, dropout_p, seed, offset, head_offset, batch_offset, total_heads)
-    request = Request(query, key, value, sink, choices, pairs, return_stats, assume_agreed)
-    if _has_dtensors(query, key, value, sink, attn_mask, bias):
+    given = locals()
+    check_pairs(given)
+    check_choices(given)
+    check_flag("return_stats", return_stats)
+    check_flag("assume_agreed", assume_agreed)
+    if has_dtensors(query, key, value, sink, attn_mask, bias):
         from ringspan.dtensor.attention import attend_on_dtensors
 
-        return attend_on_dtensors(request, group)
-    return attend(request, group)
+        return attend_on_dtensors(given)
+    return attend(given)
 
 
-def _has_dtensors(*given: Any) -> bool:
-    # Plain tensors do not need to import DTensor (importing.py says why).
-    subclasses = [one for one in given if isinstance(one, Tensor) and type(one) not in (Tensor, Parameter)]
-    if not subclasses or not torch.distributed.is_available():
-        return False
-    from torch.distributed.tensor import DTensor
+# For fronts that are an entry themselves, so that one mistake is told once.
+attention_inside = attention.__wrapped__
 
-    return any(isinstance(one, DTensor) for one in subclasses)
+
+@dataclass(frozen=True)
+class Shares:
+    """Which part of an undivided call this is: of its batch entries and of its heads, in equal parts.
+
+    The groups say over which ranks they are spread, outermost first. Masks, places and totals are those of the
+    undivided call.
+    """
+
+    batch_groups: tuple[str, ...] = ()
+    head_groups: tuple[str, ...] = ()
+    batch_parts: int = 1
+
+
+WHOLE = Shares()
+
+
+def attend(given: Given, shares: Shares = WHOLE) -> Tensor | tuple[Tensor, Stats]:
+    """See `attention`: `given` are its arguments, on plain tensors; those that are none were checked."""
+    group_name, world = name_and_world(given["group"])
+    query, key, value, layout = given["query"], given["key"], given["value"], given["layout"]
+    check_tensors(query, key, value)
+    if given["return_stats"]:
+        check_on_device(query.device.type, "return_stats")
+    sizes = read_sizes(query.shape, key.shape, value.shape, layout, given["num_heads"])
+    dtype = _dtype_of_call(query)
+    _check_sink(given["sink"], query, sizes.q_heads)
+    check_fits(given, dtype)
+    scale = resolve_scale(given["scale"], sizes.qk_dim, dtype)
+    spec, tables = encode_local_call(sizes, given, world, sizes.batch * shares.batch_parts)
+    frame = Frame(spec[3], spec[4], given["shard_map"] is not None)
+    changes = encode_pairs(given, sizes, frame, dtype, query.device)
+    if given["assume_agreed"] and world > 1 and changes.get("seed_is_drawn"):
+        raise ValueError("assume_agreed=True and seed=None: each rank would draw its own dropout; give all one seed")
+    out, row_max, row_sum, lse = _call_op(given, (sizes, scale, spec, tables), group_name, shares, changes)
+    return (out, Stats.of(layout, row_max, row_sum, lse)) if given["return_stats"] else out
+
+
+def _call_op(
+    given: Given,
+    encoded: tuple[Sizes, float, list[int], list[Tensor]],
+    group_name: str | None,
+    shares: Shares,
+    changes: dict[str, Any],
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    sizes, scale, spec, tables = encoded
+    slope_shift, total = changes.pop("slope_shift", 0), changes.pop("total_heads")
+    places = [changes.pop(name, 0) for name in ("offset", "batch_offset", "head_offset")]
+    places += [total, slope_shift, int(changes.pop("seed_is_drawn", False))]
+    return torch.ops.ringspan.attention(
+        given["query"],
+        given["key"],
+        given["value"],
+        given["sink"],
+        spec,
+        tables,
+        scale,
+        given["layout"],
+        sizes.q_heads,
+        group_name or "",
+        given["schedule"],
+        given["exchange"],
+        given["assume_agreed"],
+        places=places,
+        batch_groups=list(shares.batch_groups),
+        head_groups=list(shares.head_groups),
+        **changes,
+    )
+
+
+def check_tensors(query: Tensor, key: Tensor, value: Tensor) -> None:
+    """Raises ValueError for what is no tensor or of another dtype or device, NotImplementedError for a device."""
+    for name, tensor in (("query", query), ("key", key), ("value", value)):
+        if not isinstance(tensor, Tensor):
+            raise ValueError(f"{name} is of {type(tensor).__name__}; give a tensor")
+        if tensor.dtype not in OFFERED_DTYPES:
+            raise ValueError(f"{name} is of {tensor.dtype}; give one of {', '.join(DTYPES)}")
+    device, dtype = query.device, query.dtype
+    check_offered("device", device.type)
+    for name, tensor in (("key", key), ("value", value)):
+        if tensor.device != device:
+            raise ValueError(f"{name} lies on {tensor.device}, query on {device}; put them on one device")
+        if tensor.dtype != dtype and _dtype_of_call(tensor) != _dtype_of_call(query):
+            raise ValueError(f"{name} is of {tensor.dtype}, query of {query.dtype}; the three must be alike")
+
+
+def _check_sink(sink: Tensor | None, query: Tensor, q_heads: int) -> None:
+    if sink is None:
+        return
+    if not isinstance(sink, Tensor):
+        raise ValueError(f"sink is of {type(sink).__name__}; give a tensor of one value per query head, or None")
+    if sink.dim() != 1 or sink.shape[0] != q_heads:
+        raise ValueError(f"sink has shape {list(sink.shape)}, but query has {q_heads} heads; give [{q_heads}]")
+    wide = (torch.float32, torch.float64) if query.dtype == torch.float64 else (torch.float32,)
+    if sink.dtype not in wide:
+        raise ValueError(f"sink is of {sink.dtype}; give {' or '.join(str(dtype) for dtype in wide)}")
+    if sink.device != query.device:
+        raise ValueError(f"sink lies on {sink.device}, query on {query.device}; put them on one device")
+
+
+def _dtype_of_call(tensor: Tensor) -> torch.dtype:
+    """What the op computes in: autocast takes all but fp64 to its own dtype."""
+    device = tensor.device.type if tensor.device.type in DEVICES else "cpu"
+    if torch.is_autocast_enabled(device) and tensor.dtype != torch.float64:
+        return torch.get_autocast_dtype(device)
+    return tensor.dtype

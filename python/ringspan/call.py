@@ -6,13 +6,16 @@ Shared by `attention` (sizes of local shards) and `plan` (sizes of whole sequenc
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from ringspan.group import Group, world_mismatch
 from ringspan.masks import Frame, Mask
+from ringspan.numbers import check_in_accumulator, is_finite, is_whole, shown
 from ringspan.schedules import check_schedule
 from ringspan.shard_map import CONTIGUOUS, ShardMap
 from ringspan.support import EXCHANGES, LAYOUTS
@@ -21,6 +24,9 @@ SPEC_VERSION = 1
 MAX_HEAD_DIM = 768
 # Batch, heads, rows; None = the layout has no such axis.
 AXES = {"BNSD": (0, 1, 2), "BSND": (0, 2, 1), "BSH": (0, None, 1), "SBH": (1, None, 0), "TND": (None, 1, 0)}
+
+# The arguments of `attention` by name, as the caller gave them.
+Given = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -36,38 +42,32 @@ class Sizes:
     v_dim: int
 
 
-@dataclass(frozen=True)
-class Choices:
-    """The arguments that are no tensor, as the caller gave them."""
+def check_choices(given: Given) -> None:
+    """Raises ValueError for an argument that is no tensor and wrong by itself, NotImplementedError for one not offered.
 
-    mask: Mask
-    shard_map: ShardMap | None
-    kv_shard_map: ShardMap | None
-    layout: str
-    num_heads: int | None
-    scale: float | None
-    schedule: Any
-    exchange: str
+    Of `given` are read mask, shard_map, kv_shard_map, layout, scale, schedule and exchange.
+    """
+    mask = given["mask"]
+    if not isinstance(given["layout"], str) or given["layout"] not in LAYOUTS:
+        raise ValueError(f"layout is {given['layout']!r}; give one of {', '.join(LAYOUTS)}")
+    if not isinstance(mask, Mask):
+        name = getattr(mask, "__name__", "")
+        what = f"is {name} itself; call it" if callable(mask) and name else f"is of {type(mask).__name__}; give a mask"
+        raise ValueError(f"mask {what}, such as ringspan.causal()")
+    for name in ("shard_map", "kv_shard_map"):
+        if given[name] is not None and not isinstance(given[name], ShardMap):
+            raise ValueError(f"{name} is of {type(given[name]).__name__}; give a ShardMap or None")
+    if given["scale"] is not None:
+        check_scale(given["scale"])
+    check_schedule(given["schedule"])
+    if not isinstance(given["exchange"], str) or given["exchange"] not in EXCHANGES:
+        raise ValueError(f"exchange is {given['exchange']!r}; give one of {', '.join(EXCHANGES)}")
 
 
-def check_choices(choices: Choices) -> None:
-    """Raises ValueError for an argument that is wrong by itself, NotImplementedError for one not offered."""
-    if choices.layout not in LAYOUTS:
-        raise ValueError(f"layout is {choices.layout!r}; give one of {', '.join(LAYOUTS)}")
-    if not isinstance(choices.mask, Mask):
-        raise ValueError(f"mask is of {type(choices.mask).__name__}; give a mask such as ringspan.causal()")
-    for name, smap in (("shard_map", choices.shard_map), ("kv_shard_map", choices.kv_shard_map)):
-        if smap is not None and not isinstance(smap, ShardMap):
-            raise ValueError(f"{name} is of {type(smap).__name__}; give a ShardMap or None")
-    if choices.scale is not None:
-        if isinstance(choices.scale, bool) or not isinstance(choices.scale, int | float):
-            raise ValueError(f"scale is {choices.scale!r}; give a number, or None for 1/sqrt(head dim)")
-        # Comparisons, because traced code may hold a symbolic number here.
-        if not -math.inf < choices.scale < math.inf:
-            raise ValueError(f"scale is {choices.scale}; it must be finite (None gives 1/sqrt(head dim))")
-    check_schedule(choices.schedule)
-    if choices.exchange not in EXCHANGES:
-        raise ValueError(f"exchange is {choices.exchange!r}; give one of {', '.join(EXCHANGES)}")
+def check_scale(scale: Any) -> None:
+    """Raises ValueError for what is no finite number."""
+    if not is_finite(scale):
+        raise ValueError(f"scale is {shown(scale)}; give a finite number, or None for 1/sqrt(head dim)")
 
 
 def read_sizes(
@@ -82,8 +82,8 @@ def read_sizes(
         if batch_axis is not None:
             _check_equal("batch size", name, shape[batch_axis], query[batch_axis])
     _check_equal("number of rows", "value", value[row_axis], key[row_axis], "key")
-    if num_heads is not None and (isinstance(num_heads, bool) or not num_heads > 0):
-        raise ValueError(f"num_heads is {num_heads!r}; give the number of query heads, at least 1")
+    if num_heads is not None and (not is_whole(num_heads) or not num_heads > 0):
+        raise ValueError(f"num_heads is {shown(num_heads)}; give the number of query heads, at least 1")
     if head_axis is None:
         heads, dim, kv_heads, v_dim = _split_hidden(query[2], key[2], value[2], layout, num_heads)
     else:
@@ -91,20 +91,28 @@ def read_sizes(
         _check_equal("head dim", "key", key[-1], dim)
         _check_equal("number of heads", "value", value[head_axis], kv_heads, "key")
         if num_heads is not None and num_heads != heads:
-            raise ValueError(f"num_heads is {num_heads}, but query has {heads} heads in layout {layout}; leave it out")
+            raise ValueError(
+                f"num_heads is {shown(num_heads)}, but query has {heads} heads in layout {layout}; leave it out"
+            )
     batch = 1 if batch_axis is None else query[batch_axis]
     sizes = Sizes(batch, heads, kv_heads, query[row_axis], key[row_axis], dim, v_dim)
     _check_positive(sizes)
     return sizes
 
 
-def resolve_scale(scale: float | None, qk_dim: int) -> float:
-    """1/sqrt(qk_dim) where none was given; a float in any case (a symbolic head dim becomes a constant)."""
-    return 1.0 / math.sqrt(int(qk_dim)) if scale is None else float(scale)
+def resolve_scale(scale: float | None, qk_dim: int, dtype: torch.dtype = torch.float64) -> float:
+    """1/sqrt(qk_dim) where none was given; a float in any case (a symbolic head dim becomes a constant).
+
+    ValueError where the accumulator of tensors of `dtype` does not hold it.
+    """
+    if scale is None:
+        return 1.0 / math.sqrt(int(qk_dim))
+    check_in_accumulator("scale", scale, dtype)
+    return float(scale)
 
 
 def encode_local_call(
-    sizes: Sizes, choices: Choices, world: int, batch: int | None = None
+    sizes: Sizes, given: Given, world: int, batch: int | None = None
 ) -> tuple[list[int], list[Tensor]]:
     """`spec` and `tables` of a call whose sizes are those of one shard. `batch`: entries that the mask describes, where
     these are a part of them.
@@ -112,63 +120,57 @@ def encode_local_call(
     Without maps the global lengths are the local ones times `world`: exact where all shards are equal; ranks with
     another length disagree in `spec`, which the agreement refuses on every rank.
     """
-    q_map, kv_map = _maps(choices, world)
+    q_map, kv_map = _maps(given, world, given["group"])
     q_len = sizes.q_rows * world if q_map is None else q_map.seq_len
     kv_len = sizes.kv_rows * world if kv_map is None else kv_map.seq_len
     if world == 1:
         for name, rows, smap in (("query", sizes.q_rows, q_map), ("key", sizes.kv_rows, kv_map)):
             if smap is not None and rows != smap.local_rows(0):
                 raise ValueError(f"{name} has {rows} rows, but its map gives this rank {smap.local_rows(0)}")
-    return _encode(sizes.batch if batch is None else batch, q_len, kv_len, q_map, kv_map, choices, world)
+    return _encode(sizes.batch if batch is None else batch, (q_len, kv_len), (q_map, kv_map), given["mask"], world)
 
 
-def encode_global_call(sizes: Sizes, choices: Choices, world: int) -> tuple[list[int], list[Tensor]]:
+def encode_global_call(sizes: Sizes, given: Given, world: int) -> tuple[list[int], list[Tensor]]:
     """`spec` and `tables` of a call whose sizes are those of the whole sequences."""
-    q_map, kv_map = _maps(choices, world)
+    q_map, kv_map = _maps(given, world)
     for name, rows, smap in (("query", sizes.q_rows, q_map), ("key", sizes.kv_rows, kv_map)):
         if smap is not None and rows != smap.seq_len:
             raise ValueError(f"{name} has {rows} positions, but its map splits {smap.seq_len}; give whole sequences")
-    return _encode(sizes.batch, sizes.q_rows, sizes.kv_rows, q_map, kv_map, choices, world)
+    return _encode(sizes.batch, (sizes.q_rows, sizes.kv_rows), (q_map, kv_map), given["mask"], world)
 
 
-def _maps(choices: Choices, world: int) -> tuple[ShardMap | None, ShardMap | None]:
-    q_map = choices.shard_map
-    kv_map = q_map if choices.kv_shard_map is None else choices.kv_shard_map
+Maps = tuple[ShardMap | None, ShardMap | None]  # of queries, of keys
+
+
+def _maps(given: Given, world: int, group: Group | str = "") -> Maps:
+    """`group`: the one that has `world` ranks, "" where the number was given by itself."""
+    q_map = given["shard_map"]
+    kv_map = q_map if given["kv_shard_map"] is None else given["kv_shard_map"]
     for name, smap in (("shard_map", q_map), ("kv_shard_map", kv_map)):
         if smap is not None and smap.world_size != world:
-            raise ValueError(
-                f"{name} splits over {smap.world_size} ranks, but the group has {world}; pass the group that the map "
-                "was made for"
-            )
+            if group == "":
+                raise ValueError(f"{name} splits over {smap.world_size} ranks, but world_size is {world}")
+            raise world_mismatch(name, smap.world_size, group, world)
     return q_map, kv_map
 
 
-def _encode(
-    batch: int,
-    q_len: int,
-    kv_len: int,
-    q_map: ShardMap | None,
-    kv_map: ShardMap | None,
-    choices: Choices,
-    world: int,
-) -> tuple[list[int], list[Tensor]]:
-    mask = choices.mask
-    lists = (("mask", mask), ("shard_map", q_map), ("kv_shard_map", kv_map))
-    for name, thing in lists:
-        if thing is None:
-            continue
-        count = mask.num_lists() if thing is mask else thing.num_lists
-        if count not in (1, batch):
-            raise ValueError(
-                f"{name} describes {count} batch entries, but query has {batch}; give one for all, or {batch}"
-            )
+def _encode(batch: int, lengths: tuple[int, int], maps: Maps, mask: Mask, world: int) -> tuple[list[int], list[Tensor]]:
+    q_map, kv_map = maps
+    for name, smap in (("shard_map", q_map), ("kv_shard_map", kv_map)):
+        if smap is not None:
+            _check_lists(name, smap.num_lists, batch)
+    _check_lists("mask", mask.num_lists(), batch)
     tables: list[Tensor] = []
     q_words = [CONTIGUOUS, 0] if q_map is None else q_map.encode(tables)
     own_kv_words = kv_map is not None and kv_map is not q_map
     kv_words = kv_map.encode(tables) if own_kv_words else q_words if kv_map is q_map else [CONTIGUOUS, 0]
-    frame = Frame(q_len, kv_len, q_map is not None and kv_map is not None)
-    words = mask.encode(frame, tables)
-    return [SPEC_VERSION, world, batch, q_len, kv_len, *q_words, *kv_words, *words], tables
+    words = mask.encode(Frame(*lengths, q_map is not None and kv_map is not None), tables)
+    return [SPEC_VERSION, world, batch, *lengths, *q_words, *kv_words, *words], tables
+
+
+def _check_lists(name: str, count: int, batch: int) -> None:
+    if count not in (1, batch):
+        raise ValueError(f"{name} describes {count} batch entries, but query has {batch}; give one for all, or {batch}")
 
 
 def _check_equal(what: str, name: str, value: int, expected: int, other: str = "query") -> None:
@@ -182,7 +184,7 @@ def _split_hidden(
     if num_heads is None:
         raise ValueError(f"layout {layout} does not show the heads of a hidden size of {q_hidden}; give num_heads")
     if q_hidden % num_heads != 0 or q_hidden == 0:
-        raise ValueError(f"query has a hidden size of {q_hidden}, which num_heads {num_heads} does not divide")
+        raise ValueError(f"query has a hidden size of {q_hidden}, which num_heads {shown(num_heads)} does not divide")
     dim = q_hidden // num_heads
     if k_hidden % dim != 0 or k_hidden == 0:
         raise ValueError(f"key has a hidden size of {k_hidden}, which the head dim {dim} of query does not divide")

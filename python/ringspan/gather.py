@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ringspan.group import Group, group_of, name_and_world, rank_in, tell_peers
+from ringspan.group import Group, group_of, name_and_world, rank_in, world_mismatch
 
 if TYPE_CHECKING:
     from ringspan.shard_map import ShardMap
@@ -22,26 +22,25 @@ def gather_rows(smap: ShardMap, x: Tensor, group: Group, dim: int, grad: str | N
     if torch.compiler.is_compiling():
         raise NotImplementedError("unshard is not offered inside compiled code; call it outside torch.compile")
     group_name, world = name_and_world(group)
-    try:
-        rank = rank_in(group)
-        if world != smap.world_size:
-            raise ValueError(f"the group has {world} ranks, but the map splits over {smap.world_size}; give its group")
-        smap._check_rows(x, dim, smap.local_rows(rank), f"rank {rank}")
-        if smap.num_lists > 1:
-            smap._check_batch(x, batch_dim)
-        needs_grad = torch.is_grad_enabled() and x.requires_grad
-        if grad not in _GRADS and (grad is not None or needs_grad):
-            raise ValueError(
-                f"unshard(grad={grad!r}): x {'requires' if needs_grad else 'does not require'} gradients; give 'sum' "
-                "if each rank's loss is its own part, 'slice' if all ranks compute the same loss"
-            )
-        order = _source_rows(smap)
-    except ValueError as error:
-        tell_peers(group_name, error)
-        raise
+    rank = rank_in(group)
+    if not isinstance(x, Tensor):
+        raise ValueError(f"x is of {type(x).__name__}; give this rank's rows as a tensor")
+    if world != smap.world_size:
+        raise world_mismatch("the map", smap.world_size, group, world)
+    smap._check_rows(x, dim, smap.local_rows(rank), f"rank {rank}")
+    if smap.num_lists > 1:
+        smap._check_batch(x, batch_dim)
+    needs_grad = torch.is_grad_enabled() and x.requires_grad
+    if grad not in _GRADS and (grad is not None or needs_grad):
+        raise ValueError(
+            f"unshard(grad={grad!r}): x {'requires' if needs_grad else 'does not require'} gradients; give 'sum' "
+            "if each rank's loss is its own part, 'slice' if all ranks compute the same loss"
+        )
+    order = _source_rows(smap)
     dim, batch_dim = dim % x.dim(), batch_dim % x.dim()
-    torch.ops.ringspan._agree(group_name, _signature(smap, x, dim, batch_dim, grad if needs_grad else None))
-    return _Unshard.apply(x, _Call(smap, group_name, rank, dim, batch_dim, grad, order))
+    name = group_name or ""
+    torch.ops.ringspan._agree(name, _signature(smap, x, dim, batch_dim, grad if needs_grad else None))
+    return _Unshard.apply(x, _Call(smap, name, rank, dim, batch_dim, grad, order))
 
 
 class _Call:

@@ -6,9 +6,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ringspan.group import Group, group_of, name_and_world, tell_peers
+from ringspan.entry import Telling, enters
+from ringspan.group import LOCAL, Group, group_of, name_and_world
+from ringspan.numbers import LARGEST, is_whole, shown
 
 
+@enters()
 def masked_mean_loss(
     loss_per_token: Tensor,
     valid: Tensor,
@@ -33,11 +36,7 @@ def masked_mean_loss(
     the call, and where ranks differ in averaged_by.
     """
     group_name, _ = name_and_world(group)
-    try:
-        _check(loss_per_token, valid, averaged_by, step_valid)
-    except ValueError as error:
-        tell_peers(group_name, error)
-        raise
+    _check(loss_per_token, valid, averaged_by, step_valid)
     # fp16 holds a mean, but not the sum of a few thousand losses.
     wide = torch.promote_types(loss_per_token.dtype, torch.float32)
     kept = torch.where(valid, loss_per_token, torch.zeros_like(loss_per_token)).sum(dtype=wide)
@@ -52,48 +51,66 @@ def masked_mean_loss(
 
 
 @torch.library.custom_op("ringspan::_sum_totals", mutates_args=())
-def _sum_totals(totals: Tensor, group_name: str, call: str) -> Tensor:
+def _sum_totals(totals: Tensor, group_name: str | None, call: str) -> Tensor:
     """(sum of losses, valid tokens, valid tokens of the step), added up over the ranks. Opaque to tracing.
 
     What depends on values is checked in here, because compiled code runs nothing else of `masked_mean_loss`.
     """
-    _, count, step = totals.tolist()
-    if step < count:
-        error = ValueError(
-            f"step_valid is {step:.0f}, but this call alone has {count:.0f} valid tokens; give this rank's number of "
-            "valid tokens in all calls of the step"
-        )
-        if group_name:
-            torch.ops.ringspan._refuse(group_name, str(error), False, torch.ops.ringspan._calls(group_name))
-        raise error
+    group = group_of(group_name) if group_name else LOCAL
     summed = totals.clone()
-    if group_name:
-        torch.ops.ringspan._agree(group_name, call)
-        dist.all_reduce(summed, group=group_of(group_name))
+    with Telling(group):
+        _, count, step = totals.tolist()
+        if step < count:
+            raise ValueError(
+                f"step_valid is {step:.0f}, but this call alone has {count:.0f} valid tokens; give this rank's number "
+                "of valid tokens in all calls of the step"
+            )
+        if group_name:
+            torch.ops.ringspan._agree(group_name, call)
+            dist.all_reduce(summed, group=group)
     return summed
 
 
 @_sum_totals.register_fake
-def _(totals: Tensor, group_name: str, call: str) -> Tensor:
+def _(totals: Tensor, group_name: str | None, call: str) -> Tensor:
     return torch.empty_like(totals)
 
 
 def _check(loss_per_token: Tensor, valid: Tensor, averaged_by: int, step_valid: Tensor | int | None) -> None:
+    for name, one in (("loss_per_token", loss_per_token), ("valid", valid)):
+        if not isinstance(one, Tensor):
+            raise ValueError(f"{name} is of {type(one).__name__}; give a tensor")
     if valid.dtype != torch.bool:
         raise ValueError(f"valid is of {valid.dtype}; give torch.bool, True where a token counts")
     if valid.shape != loss_per_token.shape:
         raise ValueError(
             f"valid has shape {list(valid.shape)}, but loss_per_token has {list(loss_per_token.shape)}; they must agree"
         )
+    if valid.device != loss_per_token.device:
+        raise ValueError(
+            f"valid lies on {valid.device}, loss_per_token on {loss_per_token.device}; put them on one device"
+        )
     if not loss_per_token.is_floating_point():
         raise ValueError(f"loss_per_token is of {loss_per_token.dtype}; give a floating point dtype")
-    if not averaged_by > 0:
-        raise ValueError(f"averaged_by is {averaged_by}; give the number of ranks that gradients are averaged over")
+    if not is_whole(averaged_by) or not averaged_by > 0:
+        raise ValueError(
+            f"averaged_by is {shown(averaged_by)}; give the number of ranks that gradients are averaged over"
+        )
+    _check_step(step_valid, loss_per_token.device)
+
+
+def _check_step(step_valid: Tensor | int | None, device: torch.device) -> None:
     if isinstance(step_valid, Tensor):
         if step_valid.numel() != 1 or step_valid.is_floating_point() or step_valid.dtype == torch.bool:
             raise ValueError(
                 f"step_valid is {step_valid.dtype} {list(step_valid.shape)}; give an int, or an integer tensor of one "
                 "element"
             )
-    elif step_valid is not None and (isinstance(step_valid, bool) or not isinstance(step_valid, int | torch.SymInt)):
-        raise ValueError(f"step_valid is {step_valid!r}; give this rank's number of valid tokens in the whole step")
+        if step_valid.device.type == "meta" and device.type != "meta":
+            raise ValueError(
+                f"step_valid lies on {step_valid.device}, loss_per_token on {device}; it has no value there"
+            )
+    elif step_valid is not None and (not is_whole(step_valid) or not -LARGEST <= step_valid <= LARGEST):
+        raise ValueError(
+            f"step_valid is {shown(step_valid)}; give this rank's number of valid tokens in the whole step"
+        )

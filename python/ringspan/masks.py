@@ -7,11 +7,13 @@ can build and pass masks, and new values compile nothing new.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+
+from ringspan.numbers import LARGEST, check_whole, is_whole, shown
 
 UNBOUNDED = -1  # a window's open side
 NO_DIAGONAL = 1 << 60  # a band's open side
@@ -187,7 +189,7 @@ def chunked(size: int, align: str | None = None) -> Mask:
 
 def prefix(lengths: int | Sequence[int] | Tensor, align: str | None = None) -> Mask:
     """Query i sees keys j <= i and the first `lengths[b]` keys: [B] or one number for every entry."""
-    if isinstance(lengths, int):
+    if isinstance(lengths, int):  # True is found below
         lengths = [lengths]
     table = int64_table("prefix(lengths)", lengths)
     if table.dim() != 1 or table.shape[0] == 0:
@@ -227,12 +229,8 @@ def bands(rows: Sequence[Sequence[int | None]] | Tensor) -> Mask:
 
     A band keeps q_begin <= i < q_end, kv_begin <= j < kv_end, lo <= j - i <= hi; None leaves lo or hi open.
     """
-    if not isinstance(rows, Tensor):
-        for row in rows:
-            if len(row) != 6:
-                raise ValueError(f"bands(): {tuple(row)} has {len(row)} numbers; give 6")
-        opened = (*[None] * 4, -NO_DIAGONAL, NO_DIAGONAL)
-        rows = [[opened[k] if value is None else value for k, value in enumerate(row)] for row in rows]
+    if not isinstance(rows, Tensor) and isinstance(rows, Iterable):
+        rows = [_checked_band(row) for row in rows]
     table = int64_table("bands()", rows)
     if table.numel() == 0:
         table = table.reshape(0, 6)
@@ -246,14 +244,19 @@ def int64_table(name: str, values: Sequence | Tensor, fill: int | None = None) -
     if isinstance(values, Tensor):
         if values.is_floating_point() or values.is_complex() or values.dtype == torch.bool:
             raise ValueError(f"{name} is of {values.dtype}; give whole numbers")
+        if values.device.type == "meta":
+            raise ValueError(f"{name} lies on meta, where it has no values, and the call reads them on cpu; give those")
         return values.detach().to(device="cpu", dtype=torch.int64)
+    if isinstance(values, str) or not isinstance(values, Iterable):
+        raise ValueError(f"{name} is {shown(values)}; give whole numbers")
+    values = list(values)
     if fill is not None and values and all(isinstance(row, list | tuple) for row in values):
         width = max(len(row) for row in values)
         values = [[*row, *[fill] * (width - len(row))] for row in values]
     flat = [value for row in values for value in (row if isinstance(row, list | tuple) else [row])]
     for value in flat:
-        if isinstance(value, bool) or not isinstance(value, int | torch.SymInt):
-            raise ValueError(f"{name} contains {value!r}; give whole numbers")
+        if not is_whole(value) or not -LARGEST - 1 <= value <= LARGEST:
+            raise ValueError(f"{name} contains {shown(value)}; give whole numbers of 64 bits")
     try:
         return torch.tensor(values, dtype=torch.int64)
     except (ValueError, TypeError) as error:
@@ -306,12 +309,27 @@ def _checked_align(name: str, align: str | None) -> str | None:
 def _checked_side(name: str, side: int | None) -> int:
     if side is None:
         return UNBOUNDED
-    if isinstance(side, bool) or not isinstance(side, int | torch.SymInt) or side < UNBOUNDED:
-        raise ValueError(f"window({name}={side!r}): give a whole number >= 0, or None for an open side")
-    return side
+    if not is_whole(side) or not UNBOUNDED <= side <= LARGEST:
+        raise ValueError(f"window({name}={shown(side)}): give a whole number >= 0 of 64 bits, or None for an open side")
+    return UNBOUNDED if side >= NO_DIAGONAL else side
 
 
 def _checked_size(name: str, size: int) -> int:
-    if isinstance(size, bool) or not isinstance(size, int | torch.SymInt) or size < 1:
-        raise ValueError(f"{name}(size={size!r}): give a whole number >= 1")
-    return size
+    check_whole(f"{name}(size)", size, 1)
+    return min(size, NO_DIAGONAL)
+
+
+def _checked_band(row: Sequence[int | None]) -> list[int]:
+    """Six numbers. Beyond 2**60 positions a side is open and an end is that of the sequence."""
+    if not isinstance(row, Sequence | Tensor) or isinstance(row, str):
+        raise ValueError(f"bands() contains {shown(row)}; give (q_begin, q_end, kv_begin, kv_end, lo, hi)")
+    if len(row) != 6:
+        raise ValueError(f"bands(): {tuple(row)} has {len(row)} numbers; give 6")
+    opened = (*[None] * 4, -NO_DIAGONAL, NO_DIAGONAL)
+    numbers = []
+    for value, open_value in zip(row, opened, strict=True):
+        number = open_value if value is None else value
+        if is_whole(number) and -LARGEST - 1 <= number <= LARGEST:
+            number = max(-NO_DIAGONAL, min(number, NO_DIAGONAL))
+        numbers.append(number)
+    return numbers

@@ -4,26 +4,32 @@ The arguments of `attention` on the left, what crosses the dispatcher on the rig
 
     attn_mask (bool)           -> attn_mask
     attn_mask (float), bias    -> bias          their sum where both are given
-    bias=alibi(slopes)         -> slopes, places[4]
-    softcap                    -> softcap       0 = none
-    dropout_p, seed, offset... -> dropout_p, seed, places
+    bias=alibi(slopes)         -> slopes, slope_shift
+    softcap, dropout_p, ...    -> NUMBERS
+    seed                       -> seed, seed_is_drawn
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ringspan.call import Sizes
+from ringspan.call import Given, Sizes
 from ringspan.masks import Frame, corner_of
+from ringspan.numbers import (
+    LARGEST,
+    check_above_zero_in_accumulator,
+    check_sum,
+    check_whole,
+    is_finite,
+    is_whole,
+    shown,
+)
 from ringspan.support import check_offered
-
-_LARGEST_SEED = 2**63 - 1
 
 
 @dataclass(frozen=True)
@@ -42,8 +48,8 @@ def alibi(slopes: Tensor, align: str | None = None) -> Alibi:
     `causal`. ValueError for other slopes, NotImplementedError where slopes require a gradient.
     """
     if not isinstance(slopes, Tensor) or slopes.dim() not in (1, 2) or not slopes.is_floating_point():
-        shown = f"{slopes.dtype} {list(slopes.shape)}" if isinstance(slopes, Tensor) else type(slopes).__name__
-        raise ValueError(f"alibi(slopes={shown}): give a float32 tensor of one value per query head, [N] or [B, N]")
+        given = f"{slopes.dtype} {list(slopes.shape)}" if isinstance(slopes, Tensor) else type(slopes).__name__
+        raise ValueError(f"alibi(slopes={given}): give a float32 tensor of one value per query head, [N] or [B, N]")
     check_offered("alibi", slopes.requires_grad)
     if align not in (None, "top_left", "bottom_right"):
         raise ValueError(f"alibi(align={align!r}): give 'top_left', 'bottom_right' or None")
@@ -51,104 +57,149 @@ def alibi(slopes: Tensor, align: str | None = None) -> Alibi:
 
 
 @dataclass(frozen=True)
-class PairChoices:
-    """The arguments, as the caller gave them."""
+class Number:
+    """A number of a call: what `attention` and its op have where it is not given, and its checks.
 
-    attn_mask: Tensor | None = None
-    bias: Any = None
-    softcap: float | None = None
-    dropout_p: float = 0.0
-    seed: Tensor | int | None = None
-    offset: int = 0
-    head_offset: int = 0
-    batch_offset: int = 0
-    total_heads: int | None = None
+    check: raises ValueError for a value that is wrong by itself; fits: likewise, beside tensors of a dtype. Neither is
+    asked about the default.
+    """
 
-    def check(self) -> None:
-        """Raises ValueError for an argument that is wrong by itself."""
-        for name, given in (("attn_mask", self.attn_mask), ("bias", self.bias)):
-            if given is not None and not isinstance(given, Tensor | (Alibi if name == "bias" else Tensor)):
-                what = "a tensor, alibi(slopes)" if name == "bias" else "a bool or float tensor"
-                raise ValueError(f"{name} is of {type(given).__name__}; give {what} or None")
-        if isinstance(self.bias, Tensor) and not self.bias.is_floating_point():
-            raise ValueError(f"bias is of {self.bias.dtype}; give a float tensor (a bool mask goes to attn_mask)")
-        if self.softcap is not None and not (_is_number(self.softcap) and 0 < self.softcap < math.inf):
-            raise ValueError(f"softcap is {self.softcap!r}; give a finite number above 0, or None")
-        if not _is_number(self.dropout_p) or not 0 <= self.dropout_p < 1:
-            raise ValueError(f"dropout_p is {self.dropout_p!r}; give a probability, at least 0 and below 1")
-        for name in ("offset", "head_offset", "batch_offset"):
-            given = getattr(self, name)
-            if isinstance(given, bool) or not isinstance(given, int | torch.SymInt) or given < 0:
-                raise ValueError(f"{name} is {given!r}; give a whole number >= 0")
-        self._check_seed()
-
-    def _check_seed(self) -> None:
-        seed = self.seed
-        if isinstance(seed, Tensor):
-            if seed.dtype != torch.int64 or seed.numel() != 1:
-                raise ValueError(f"seed is {seed.dtype} {list(seed.shape)}; give one int64, an int or None")
-        elif seed is not None and (
-            isinstance(seed, bool)
-            or not isinstance(seed, int | torch.SymInt)
-            or not -_LARGEST_SEED - 1 <= seed <= _LARGEST_SEED
-        ):
-            raise ValueError(f"seed is {seed!r}; give an int of 64 bits, an int64 tensor of one element, or None")
-
-    def encode(self, sizes: Sizes, frame: Frame, dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
-        """The keyword arguments of the op. `sizes`: of this rank's tensors; `frame`: global lengths.
-
-        ValueError where a tensor does not fit them.
-        """
-        full = (sizes.batch, sizes.q_heads, sizes.q_rows, frame.kv_len)
-        mask, bias, slopes, shift = None, None, None, 0
-        for name, given in (("attn_mask", self.attn_mask), ("bias", self.bias)):
-            if isinstance(given, Tensor):
-                fitted = _fitted(name, given, full, dtype, device)
-                if given.dtype == torch.bool:
-                    mask = fitted
-                else:
-                    bias = fitted if bias is None else bias + fitted
-        if isinstance(self.bias, Alibi):
-            slopes = _fitted_slopes(self.bias.slopes, sizes, dtype, device)
-            shift = 0 if corner_of("alibi", self.bias.align, frame) == 1 else frame.q_len - frame.kv_len
-        total = self._total_heads(sizes) if self.dropout_p > 0 else sizes.q_heads
-        drawn = self.dropout_p > 0 and self.seed is None
-        return {
-            "bias": bias,
-            "attn_mask": mask,
-            "slopes": slopes,
-            "seed": self._seed_tensor(),
-            "softcap": 0.0 if self.softcap is None else float(self.softcap),
-            "dropout_p": float(self.dropout_p),
-            "places": [self.offset, self.batch_offset, self.head_offset, total, shift, int(drawn)],
-        }
-
-    def _seed_tensor(self) -> Tensor | None:
-        if self.dropout_p == 0:
-            return None
-        if self.seed is None:
-            # By the default generator, in the graph: a compiled graph draws anew each time, and a checkpoint that keeps
-            # the generator's state draws the same again.
-            return torch.randint(_LARGEST_SEED, (1,), dtype=torch.int64)
-        return self.seed.reshape(1) if isinstance(self.seed, Tensor) else torch.full((1,), self.seed, dtype=torch.int64)
-
-    def _total_heads(self, sizes: Sizes) -> int:
-        end = self.head_offset + sizes.q_heads
-        if self.total_heads is None:
-            # The first batch entry needs no total: its heads are counted from 0.
-            if self.head_offset > 0 and (sizes.batch > 1 or self.batch_offset > 0):
-                raise ValueError(
-                    f"head_offset is {self.head_offset} and total_heads is not given; with {sizes.batch} batch entries "
-                    f"from {self.batch_offset} on, say how many heads the undivided call has (total_heads=)"
-                )
-            return end
-        if self.total_heads < end:
-            raise ValueError(f"total_heads is {self.total_heads}, but this call's heads end at {end}")
-        return self.total_heads
+    default: Any
+    sent: float | int
+    check: Callable[[str, Any], None]
+    fits: Callable[[str, Any, torch.dtype], None] | None = None
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+def _check_softcap(name: str, value: Any) -> None:
+    if not is_finite(value) or not value > 0:
+        raise ValueError(f"{name} is {shown(value)}; give a finite number above 0, or None")
+
+
+def _check_probability(name: str, value: Any) -> None:
+    if not is_finite(value) or not 0 <= value < 1:
+        raise ValueError(f"{name} is {shown(value)}; give a probability, at least 0 and below 1")
+
+
+def _check_place(name: str, value: Any) -> None:
+    check_whole(name, value, 0)
+
+
+def _check_total(name: str, value: Any) -> None:
+    check_whole(name, value, 1, ", or None")
+
+
+# By the names of `attention` and of its op. total_heads is completed by `_total_heads`.
+NUMBERS = {
+    "softcap": Number(None, 0.0, _check_softcap, check_above_zero_in_accumulator),
+    "dropout_p": Number(0.0, 0.0, _check_probability),
+    "offset": Number(0, 0, _check_place),
+    "batch_offset": Number(0, 0, _check_place),
+    "head_offset": Number(0, 0, _check_place),
+    "total_heads": Number(None, 0, _check_total),
+}
+
+
+def check_pairs(given: Given) -> None:
+    """Raises ValueError for an argument that is wrong by itself; what `given` lacks is not looked at."""
+    attn_mask, bias = given["attn_mask"], given["bias"]
+    if attn_mask is not None and not isinstance(attn_mask, Tensor):
+        raise ValueError(f"attn_mask is of {type(attn_mask).__name__}; give a bool or float tensor or None")
+    if bias is not None and not isinstance(bias, Tensor | Alibi):
+        raise ValueError(f"bias is of {type(bias).__name__}; give a tensor, alibi(slopes) or None")
+    if isinstance(bias, Tensor) and not bias.is_floating_point():
+        raise ValueError(f"bias is of {bias.dtype}; give a float tensor (a bool mask goes to attn_mask)")
+    for name, number in NUMBERS.items():
+        value = given.get(name, number.default)
+        if value is not number.default:
+            number.check(name, value)
+    _check_seed(given.get("seed"))
+
+
+def check_fits(given: Given, dtype: torch.dtype) -> None:
+    """Raises ValueError for a number that the accumulator of tensors of `dtype` does not hold."""
+    for name, number in NUMBERS.items():
+        if number.fits is not None and given[name] is not number.default:
+            number.fits(name, given[name], dtype)
+
+
+def encode_pairs(given: Given, sizes: Sizes, frame: Frame, dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
+    """The keyword arguments of the op that are not its defaults. `sizes`: of this rank; `frame`: global lengths.
+
+    ValueError where a tensor or a number does not fit them.
+    """
+    sent: dict[str, Any] = {}
+    for name, number in NUMBERS.items():
+        value = given[name]
+        if value is not number.default and value != number.sent:
+            sent[name] = float(value) if isinstance(number.sent, float) else value
+    sent["total_heads"] = _total_heads(given, sizes)
+    _add_tensors(sent, given, sizes, frame, dtype, device)
+    if "dropout_p" in sent:
+        sent["seed"] = _seed_tensor(given["seed"], device)
+        if given["seed"] is None:
+            sent["seed_is_drawn"] = True
+    return sent
+
+
+def _add_tensors(
+    sent: dict[str, Any], given: Given, sizes: Sizes, frame: Frame, dtype: torch.dtype, device: torch.device
+) -> None:
+    """Adds masks, biases and slopes to `sent`."""
+    attn_mask, bias = given["attn_mask"], given["bias"]
+    if attn_mask is None and bias is None:
+        return
+    full = (sizes.batch, sizes.q_heads, sizes.q_rows, frame.kv_len)
+    for name, one in (("attn_mask", attn_mask), ("bias", bias)):
+        if isinstance(one, Tensor):
+            fitted = _fitted(name, one, full, dtype, device)
+            if one.dtype == torch.bool:
+                sent["attn_mask"] = fitted
+            else:
+                sent["bias"] = sent["bias"] + fitted if "bias" in sent else fitted
+    if isinstance(bias, Alibi):
+        sent["slopes"] = _fitted_slopes(bias.slopes, sizes, dtype, device)
+        if corner_of("alibi", bias.align, frame) != 1:
+            sent["slope_shift"] = frame.q_len - frame.kv_len
+
+
+def _check_seed(seed: Any) -> None:
+    if isinstance(seed, Tensor):
+        if seed.dtype != torch.int64 or seed.numel() != 1:
+            raise ValueError(f"seed is {seed.dtype} {list(seed.shape)}; give one int64, an int or None")
+    elif seed is not None and (not is_whole(seed) or not -LARGEST - 1 <= seed <= LARGEST):
+        raise ValueError(f"seed is {shown(seed)}; give an int of 64 bits, an int64 tensor of one element, or None")
+
+
+def _seed_tensor(seed: Tensor | int | None, device: torch.device) -> Tensor:
+    if seed is None:
+        # By the default generator, in the graph: a compiled graph draws anew each time, and a checkpoint that keeps
+        # the generator's state draws the same again.
+        return torch.randint(LARGEST, (1,), dtype=torch.int64)
+    if not isinstance(seed, Tensor):
+        return torch.full((1,), seed, dtype=torch.int64)
+    if seed.device.type not in ("cpu", device.type if device.type == "meta" else "cpu"):
+        raise ValueError(f"seed lies on {seed.device}, query on {device}; give a seed on the CPU")
+    return seed.reshape(1)
+
+
+def _total_heads(given: Given, sizes: Sizes) -> int:
+    """The heads by which dropout counts; those of query where there is none."""
+    end = check_sum("head_offset", given["head_offset"], "the number of query heads", sizes.q_heads)
+    check_sum("batch_offset", given["batch_offset"], "the number of batch entries", sizes.batch)
+    if given["dropout_p"] == 0:
+        return sizes.q_heads
+    total = given["total_heads"]
+    if total is None:
+        # The first batch entry needs no total: its heads are counted from 0.
+        if given["head_offset"] > 0 and (sizes.batch > 1 or given["batch_offset"] > 0):
+            raise ValueError(
+                f"head_offset is {given['head_offset']} and total_heads is not given; with {sizes.batch} batch entries "
+                f"from {given['batch_offset']} on, say how many heads the undivided call has (total_heads=)"
+            )
+        return end
+    if total < end:
+        raise ValueError(f"total_heads is {total}, but this call's heads end at {end}")
+    return total
 
 
 def _fitted(name: str, given: Tensor, full: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -12,12 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ringspan.call import Choices, check_choices, encode_global_call, read_sizes, resolve_scale
+from ringspan.call import check_choices, encode_global_call, read_sizes, resolve_scale
 from ringspan.group import Group, name_and_world
 from ringspan.ledger import Ledger
 from ringspan.machines import Machine, check_machine
 from ringspan.masks import Full, Mask
-from ringspan.pairs import PairChoices
+from ringspan.numbers import check_whole
+from ringspan.pairs import check_fits, check_pairs
 from ringspan.shard_map import ShardMap
 from ringspan.simulation import Simulation, simulation_of
 from ringspan.support import DTYPES
@@ -161,17 +162,17 @@ def plan(
     query, key, value: sizes of the *whole* sequences in `layout`, such as (1, 8, 4096, 64). The number of ranks comes
     from `world_size`, else from the map, else from `group`, else it is 1. Raises what `attention` raises.
     """
-    # None of these changes steps or messages.
-    PairChoices(attn_mask, bias, softcap, dropout_p).check()
-    choices = Choices(mask, shard_map, kv_shard_map, layout, num_heads, scale, schedule, exchange)
-    check_choices(choices)
+    given = locals()
+    check_pairs(given)  # which change neither steps nor messages
+    check_choices(given)
     dtype_name = name_of_dtype(dtype)
+    check_fits(given, dtype)
     sizes = read_sizes(tuple(query), tuple(key), tuple(value), layout, num_heads)
     given_map = shard_map or kv_shard_map
     if world_size is None:
         world_size = name_and_world(group)[1] if given_map is None or group is not None else given_map.world_size
     check_world_size(world_size)
-    spec, tables = encode_global_call(sizes, choices, world_size)
+    spec, tables = encode_global_call(sizes, given, world_size)
     question = (
         spec,
         tables,
@@ -180,7 +181,7 @@ def plan(
         sizes.qk_dim,
         sizes.v_dim,
         dtype_name,
-        resolve_scale(scale, sizes.qk_dim),
+        resolve_scale(scale, sizes.qk_dim, dtype),
         layout,
         schedule,
         exchange,
@@ -197,5 +198,4 @@ def name_of_dtype(dtype: torch.dtype) -> str:
 
 def check_world_size(world_size: int) -> None:
     """Raises ValueError for what is no number of ranks."""
-    if world_size < 1:
-        raise ValueError(f"world_size is {world_size}; give the number of ranks, at least 1")
+    check_whole("world_size", world_size, 1)

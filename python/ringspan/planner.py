@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from ringspan.call import Choices, check_choices, encode_global_call, read_sizes, resolve_scale
+from ringspan.call import check_choices, encode_global_call, read_sizes, resolve_scale
 from ringspan.machines import Machine, check_machine
 from ringspan.masks import Full, Mask
 from ringspan.plan import check_world_size, name_of_dtype
@@ -43,8 +43,8 @@ def choose_plan(
     heads. backward: whether it counts. ValueError for bad arguments; a candidate that cannot run is one in the answer.
     """
     check_machine(machine)
-    choices = Choices(mask, None, None, layout, num_heads, scale, "auto", exchange)
-    check_choices(choices)
+    given = locals() | {"shard_map": None, "kv_shard_map": None, "schedule": "auto"}
+    check_choices(given)
     check_world_size(world_size)
     for schedule in schedules or ():
         check_schedule(schedule)
@@ -55,7 +55,7 @@ def choose_plan(
         if isinstance(ranks, bool) or not isinstance(ranks, int) or ranks < 1:
             raise ValueError(f"tensor_parallel has {ranks!r}; give numbers of ranks, at least 1")
     sizes = read_sizes(tuple(query), tuple(key), tuple(value), layout, num_heads)
-    spec, tables = encode_global_call(sizes, choices, world_size)
+    spec, tables = encode_global_call(sizes, given, world_size)
     answer = torch.ops.ringspan._choose_json(
         spec,
         tables,
@@ -64,10 +64,11 @@ def choose_plan(
         sizes.qk_dim,
         sizes.v_dim,
         name_of_dtype(dtype),
-        resolve_scale(scale, sizes.qk_dim),
+        resolve_scale(scale, sizes.qk_dim, dtype),
         layout,
-        list(schedules or ()),
+        "auto",
         exchange,
+        list(schedules or ()),
         machine.to_json(),
         list(shards or ()),
         list(tensor_parallel),

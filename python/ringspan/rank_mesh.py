@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from ringspan.group import Group, name_and_world
+from ringspan.group import LOCAL, Group, name_and_world
 
 _AXES = ("dp", "cp", "ulysses", "tp")
 # Ranks that hold one sequence between them: ring and Ulysses together.
@@ -71,8 +71,8 @@ class RankMesh:
         `group`: a ProcessGroup or a DeviceMesh of one axis that this process belongs to.
         """
         name_and_world(group)
-        if group is None:
-            raise ValueError("group is None; give the process group to check")
+        if group is None or group is LOCAL:
+            raise ValueError(f"group is {group!r}, this process alone; give the process group to check")
         given = tuple(dist.get_process_group_ranks(group.get_group() if isinstance(group, DeviceMesh) else group))
         wanted = self.group_of(dist.get_rank(), kind)
         if given == wanted:

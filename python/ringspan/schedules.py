@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from ringspan.numbers import shown
+
 SCHEDULES = ("auto", "ring", "gather", "ulysses", "pruned", "q_ring", "invariant")
 _SPLIT = re.compile(r"(hybrid|double_ring):\d+x\d+")
 
@@ -38,5 +40,5 @@ def check_schedule(schedule: object) -> None:
 def _named(kind: str, **counts: int) -> str:
     for name, count in counts.items():
         if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-            raise ValueError(f"{name} is {count!r}; give a number of ranks, at least 1")
+            raise ValueError(f"{name} is {shown(count)}; give a number of ranks, at least 1")
     return f"{kind}:" + "x".join(str(count) for count in counts.values())

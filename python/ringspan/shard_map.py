@@ -18,15 +18,17 @@ Any length and any number of ranks: chunk c of n begins at floor(c * seq_len / n
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from ringspan.entry import enters
 from ringspan.gather import gather_rows
 from ringspan.group import Group
 from ringspan.masks import Frame, Mask, int64_table
+from ringspan.numbers import check_whole, is_whole, shown
 
 CONTIGUOUS, HEAD_TAIL, STRIPED, LENGTHS, SEGMENTS = range(5)
 _NAMES = ("contiguous", "head_tail", "striped", "from_lengths", "from_segments")
@@ -65,11 +67,12 @@ class ShardMap:
     @staticmethod
     def from_lengths(lengths: Sequence[int]) -> ShardMap:
         """Contiguous shards of these lengths, one for each rank; 0 is an empty shard."""
-        rows = tuple(lengths)
+        rows = tuple(lengths) if isinstance(lengths, Iterable) else ()
         if not rows:
-            raise ValueError("from_lengths([]): give one length for each rank")
+            raise ValueError(f"from_lengths({shown(lengths)}): give one length for each rank")
         for length in rows:
-            _check_count("a length in from_lengths", length, 0)
+            check_whole("a length in from_lengths", length, 0)
+        check_whole("the sum of the lengths in from_lengths", sum(rows), 0)
         return ShardMap(LENGTHS, sum(rows), len(rows), rows, (), (torch.tensor(rows, dtype=torch.int64),))
 
     @staticmethod
@@ -94,7 +97,7 @@ class ShardMap:
                 for rank in range(world_size)
             ]
         rows = tuple(local_rows)
-        _check_count("seq_len", seq_len, 0)
+        check_whole("seq_len", seq_len, 0)
         if len(rows) != world_size:
             raise ValueError(f"local_rows has {len(rows)} entries, but segments has {world_size} ranks")
         table = [
@@ -120,14 +123,14 @@ class ShardMap:
         need different numbers of rows. What follows the last document, up to `seq_len`, keeps nothing and is shared
         out too. ValueError for a negative length, or a `seq_len` below the sum of the lengths.
         """
-        _check_count("world_size", world_size, 1)
+        check_whole("world_size", world_size, 1)
         table = int64_table("per_document(lengths)", lengths, fill=0)
         if table.dim() not in (1, 2):
             raise ValueError(f"per_document(lengths) has shape {list(table.shape)}; give [n] or [B, n]")
         entries = table.reshape(-1, table.shape[-1]).tolist()
         if seq_len is None:
             seq_len = max((sum(entry) for entry in entries), default=0)
-        _check_count("seq_len", seq_len, 0)
+        check_whole("seq_len", seq_len, 0)
         found = [torch.ops.ringspan._per_document(entry, world_size, seq_len) for entry in entries]
         return _from_tables(found, world_size, seq_len)
 
@@ -139,8 +142,8 @@ class ShardMap:
         there are 64 tokens a rank or more and no few rows hold most of the work; `imbalance(mask)` tells what was
         reached, and a warning comes where that is more. All batch entries of the mask are added up.
         """
-        _check_count("seq_len", seq_len, 0)
-        _check_count("world_size", world_size, 1)
+        check_whole("seq_len", seq_len, 0)
+        check_whole("world_size", world_size, 1)
         tables: list[Tensor] = []
         spec = [1, world_size, mask.num_lists(), seq_len, seq_len, CONTIGUOUS, 0, CONTIGUOUS, 0]
         spec += mask.encode(Frame(seq_len, seq_len, True), tables)
@@ -216,6 +219,7 @@ class ShardMap:
         parts = [self._shard_list(x.narrow(batch_dim, batch, 1), rank, dim, batch) for batch in range(self.num_lists)]
         return torch.cat(parts, batch_dim)
 
+    @enters()
     def unshard(
         self, x: Tensor, *, group: Group = None, dim: int, grad: str | None = None, batch_dim: int = 0
     ) -> Tensor:
@@ -249,7 +253,7 @@ class ShardMap:
         return [self.kind, first]
 
     def _shard_list(self, x: Tensor, rank: int, dim: int, batch: int) -> Tensor:
-        parts, row = [], 0
+        parts, row = [x.narrow(dim, 0, 0)], 0  # the graph of a shard without rows is that of x too
         for begin_row, begin, length, stride in sorted(self.segments(rank, batch)):
             parts.append(_zero_rows(x, dim, begin_row - row))
             end = begin + (length - 1) * stride + 1
@@ -261,8 +265,8 @@ class ShardMap:
         return torch.cat(parts, dim)
 
     def _check_rank(self, rank: int) -> None:
-        if not 0 <= rank < self.world_size:
-            raise ValueError(f"rank {rank} is outside the map of {self.world_size} ranks; use the place in the group")
+        if not is_whole(rank) or not 0 <= rank < self.world_size:
+            raise ValueError(f"rank {rank!r} is outside the map of {self.world_size} ranks; use the place in the group")
 
     def _check_batch(self, x: Tensor, batch_dim: int) -> None:
         if x.shape[batch_dim] != self.num_lists:
@@ -282,8 +286,8 @@ class ShardMap:
 
 
 def _regular(kind: int, seq_len: int, world_size: int) -> ShardMap:
-    _check_count("seq_len", seq_len, 0)
-    _check_count("world_size", world_size, 1)
+    check_whole("seq_len", seq_len, 0)
+    check_whole("world_size", world_size, 1)
     return ShardMap(kind, seq_len, world_size)
 
 
@@ -306,11 +310,6 @@ def _zero_rows(x: Tensor, dim: int, count: int) -> Tensor:
     shape = list(x.shape)
     shape[dim] = count
     return x.new_zeros(shape)
-
-
-def _check_count(name: str, value: int, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | torch.SymInt) or value < least:
-        raise ValueError(f"{name} is {value!r}; give a whole number >= {least}")
 
 
 def _normalise_segments(segments: Sequence) -> tuple[tuple[tuple[Segment, ...], ...], ...]:
@@ -336,8 +335,8 @@ def _checked_segment(segment: Sequence[int]) -> Segment:
     if len(segment) != 4:
         raise ValueError(f"segment {segment!r}: give (local_row, begin, length, stride)")
     local_row, begin, length, stride = segment
-    _check_count(f"local_row of segment {segment!r}", local_row, 0)
-    _check_count(f"begin of segment {segment!r}", begin, 0)
-    _check_count(f"length of segment {segment!r}", length, 1)
-    _check_count(f"stride of segment {segment!r}", stride, 1)
+    check_whole(f"local_row of segment {segment!r}", local_row, 0)
+    check_whole(f"begin of segment {segment!r}", begin, 0)
+    check_whole(f"length of segment {segment!r}", length, 1)
+    check_whole(f"stride of segment {segment!r}", stride, 1)
     return local_row, begin, length, stride

@@ -24,9 +24,9 @@ def count_traffic(group: Group) -> Iterator[Traffic]:
     """Counts what `attention` posts in `group`, forward and backward; complete when the block ends.
 
     Sizes are those of the tensors that were handed to the group, counted where they are handed over, not those of the
-    plan. The agreement before a call is not counted. Of one rank (None): nothing is ever posted.
+    plan. The agreement before a call is not counted. Of one rank (None, or LOCAL): nothing is ever posted.
     """
-    name, _ = name_and_world(group)
+    name = name_and_world(group)[0] or ""
     messages, sent_bytes = torch.ops.ringspan._traffic(name)
     traffic = Traffic()
     try:

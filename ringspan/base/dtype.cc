@@ -52,6 +52,10 @@ DType parse_dtype(std::string_view name) {
   throw Error(concat("dtype \"", name, "\" is not known; use fp32, bf16, fp16 or fp64"));
 }
 
+bool is_finite_as(DType dtype, double value) {
+  return std::isfinite(dtype == DType::kF64 ? value : static_cast<double>(static_cast<float>(value)));
+}
+
 float bf16_to_float(uint16_t bits) { return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16); }
 
 float fp16_to_float(uint16_t bits) {

@@ -18,6 +18,9 @@ DType parse_dtype(std::string_view name);  // the inverse, of types that are com
 // Sums, statistics and gradients in flight are kept in this type: fp64 for fp64, else fp32.
 constexpr DType accumulator_of(DType dtype) { return dtype == DType::kF64 ? DType::kF64 : DType::kF32; }
 
+// Whether `value` is finite once it is rounded to `dtype`, fp32 or fp64.
+bool is_finite_as(DType dtype, double value);
+
 float bf16_to_float(uint16_t bits);
 float fp16_to_float(uint16_t bits);
 

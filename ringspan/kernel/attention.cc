@@ -19,7 +19,7 @@ void check_view(const char* name, const ConstTensorView& view, std::array<int64_
   RINGSPAN_CHECK(view.size == size, name, " has size [", view.size[0], ", ", view.size[1], ", ", view.size[2], ", ",
                  view.size[3], "], expected [", size[0], ", ", size[1], ", ", size[2], ", ", size[3], "]");
   RINGSPAN_CHECK(view.dtype == dtype, name, " is ", name_of(view.dtype), ", expected ", name_of(dtype));
-  RINGSPAN_CHECK(view.data != nullptr || view.num_elements() == 0, name, " has no data");
+  check_made(name, view);
 }
 
 void check_inputs(const ConstTensorView& q, const ConstTensorView& k, const ConstTensorView& v, double scale) {
@@ -30,7 +30,8 @@ void check_inputs(const ConstTensorView& q, const ConstTensorView& k, const Cons
   check_view("q", q, q.size, q.dtype);
   check_view("k", k, {q.batch(), k.heads(), k.rows(), q.dim()}, q.dtype);
   check_view("v", v, {q.batch(), k.heads(), k.rows(), v.dim()}, q.dtype);
-  RINGSPAN_CHECK(std::isfinite(scale), "scale is ", scale, ", expected a finite number");
+  const DType acc = accumulator_of(q.dtype);
+  RINGSPAN_CHECK(is_finite_as(acc, scale), "scale is ", scale, ", which is not finite in ", name_of(acc));
 }
 
 std::array<int64_t, 4> stats_size(const ConstTensorView& q) { return {q.batch(), q.heads(), q.rows(), 1}; }
@@ -42,7 +43,7 @@ void check_forward(const ForwardArgs& args) {
   check_inputs(args.q, args.k, args.v, args.scale);
   kernel::check_pairs(args.pairs, args.q, args.tiles);
   const DType acc = accumulator_of(args.q.dtype);
-  const bool state_is_absent = args.state.acc.data == nullptr && args.begin && args.finish;
+  const bool state_is_absent = !args.state.acc.is_given() && args.begin && args.finish;
   if (!state_is_absent) {
     check_view("state.max", args.state.max, stats_size(args.q), acc);
     check_view("state.sum", args.state.sum, stats_size(args.q), acc);
@@ -53,7 +54,7 @@ void check_forward(const ForwardArgs& args) {
   check_view("output.max", args.output.max, stats_size(args.q), acc);
   check_view("output.sum", args.output.sum, stats_size(args.q), acc);
   check_view("output.lse", args.output.lse, stats_size(args.q), acc);
-  if (args.sink.data != nullptr) check_view("sink", args.sink, {1, args.q.heads(), 1, 1}, acc);
+  if (args.sink.is_given()) check_view("sink", args.sink, {1, args.q.heads(), 1, 1}, acc);
 }
 
 void check_backward(const BackwardArgs& args) {
@@ -66,11 +67,11 @@ void check_backward(const BackwardArgs& args) {
   if (args.wants_dq) check_view("dq", args.dq, args.q.size, acc);
   if (args.wants_dkv) check_view("dk", args.dk, args.k.size, acc);
   if (args.wants_dkv) check_view("dv", args.dv, args.v.size, acc);
-  if (args.dbias.data == nullptr) return;
-  RINGSPAN_CHECK(args.pairs.bias.data != nullptr, "dbias is given without a bias");
+  if (!args.dbias.is_given()) return;
+  RINGSPAN_CHECK(args.pairs.bias.is_given(), "dbias is given without a bias");
   check_view("dbias", args.dbias, args.pairs.bias.size, acc);
-  RINGSPAN_CHECK(args.dbias.stride[3] != 0 || args.dbias.size[3] <= 1, "dbias shares its ", args.dbias.size[3],
-                 " columns; give each its own");
+  RINGSPAN_CHECK(args.dbias.stride[3] != 0 || args.dbias.size[3] <= 1 || args.dbias.rows() == 0, "dbias shares its ",
+                 args.dbias.size[3], " columns; give each its own");
 }
 
 }  // namespace
@@ -96,7 +97,7 @@ void row_delta(const ConstTensorView& out, const ConstTensorView& dout, const Co
                  kMaxDim);
   check_view("dout", dout, out.size, out.dtype);
   check_view("delta", delta, stats_size(out), acc);
-  if (dlse.data != nullptr) check_view("dlse", dlse, stats_size(out), acc);
+  if (dlse.is_given()) check_view("dlse", dlse, stats_size(out), acc);
   constexpr int64_t kRowsPerJob = 256;
   const int64_t blocks = kernel::divide_up(out.rows(), kRowsPerJob);
   const kernel::KernelTable& table = kernel::table_for(current_isa(), acc);

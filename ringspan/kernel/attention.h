@@ -29,13 +29,13 @@ struct ForwardArgs {
   std::span<const Tile> tiles;
   double scale = 1;
   // The running state. `begin`: it holds nothing yet and need not be initialised. `finish`: the rows end here and
-  // `output` is written, every row of it; the state is then scratch. With both, the state may be empty views.
+  // `output` is written, every row of it; the state is then scratch. With both, the state may be default views.
   // state.max, sum, acc may be output.max, sum, out themselves (fp32, fp64): a row is read before it is written.
   SoftmaxState state;
   bool begin = true, finish = true;
   OutputView output;
   // One logit per query head, [1, N, 1, 1] in the accumulator type, that takes part in every row's softmax and has no
-  // value; an empty view = none. Joins where the rows end, once, so max, sum and lse include it. Finite or -inf.
+  // value; a default view = none. Joins where the rows end, once, so max, sum and lse include it. Finite or -inf.
   ConstTensorView sink{};
   // With dropout the state's acc is not divided by 1 - p yet; `output` is.
   PairInputs pairs{};
@@ -62,9 +62,9 @@ struct BackwardArgs {
   // Where it is empty they may be written at any time, which is faster.
   std::function<void()> before_accumulate;
   PairInputs pairs{};
-  // [B, N, rows, columns] like pairs.bias, accumulator type, strides 0 where the bias is shared; always added to. An
-  // empty view = not wanted. Columns may not be shared. Where heads or batch entries share it, key/value heads run one
-  // after the other.
+  // [B, N, rows, columns] like pairs.bias, accumulator type, strides 0 where the bias is shared; always added to. A
+  // default view = not wanted. Columns may not be shared. Where heads or batch entries share it, key/value heads run
+  // one after the other.
   TensorView dbias{};
   // A row of dq gets the same bits whatever other query rows stand in the call, and a row of dk and dv whatever other
   // key rows do; the rows of the other side, their places and the tiles are to be the same.
@@ -73,7 +73,7 @@ struct BackwardArgs {
 
 Isa attend_backward(const BackwardArgs& args, Workspace& workspace, const Parallel& parallel);
 
-// delta = sum_d(out * dout) - dlse, [B, N, Sq]; an empty `dlse` view counts as 0. The gradient of lse enters the
+// delta = sum_d(out * dout) - dlse, [B, N, Sq]; a default `dlse` view counts as 0. The gradient of lse enters the
 // backward of softmax only here: dS = P * (dP - delta).
 void row_delta(const ConstTensorView& out, const ConstTensorView& dout, const ConstTensorView& dlse,
                const TensorView& delta, const Parallel& parallel);

@@ -55,7 +55,7 @@ class BackwardCall {
   // to one key/value block, and so to one job.
   bool shares_bias() const {
     const auto shared = [this](int axis) { return args_.dbias.size[axis] > 1 && args_.dbias.stride[axis] == 0; };
-    return args_.dbias.data != nullptr && (shared(0) || shared(1));
+    return args_.dbias.is_given() && (shared(0) || shared(1));
   }
   int64_t num_kv_units(const Span& span) const {
     return (span.group_end - span.group_begin) * (span.kv_end - span.kv_begin);

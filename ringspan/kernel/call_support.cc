@@ -13,7 +13,10 @@ static_assert(static_cast<int>(Element::kF16) == static_cast<int>(DType::kF16));
 static_assert(static_cast<int>(Element::kF64) == static_cast<int>(DType::kF64));
 
 RawView raw_view(const ConstTensorView& view) {
+  // A kernel takes a null pointer for an absent tensor. A given one without elements may have that too, and nothing is
+  // lost: it has no rows, heads or batch entries, and no job would read it, or no columns, and no tile keeps a pair.
   RawView raw{};
+  if (!view.is_given()) return raw;
   // The kernels write only through the views that a call names as outputs.
   raw.data = reinterpret_cast<unsigned char*>(const_cast<std::byte*>(view.data));
   for (int i = 0; i < 4; ++i) raw.stride[i] = view.stride[i] * size_of(view.dtype);
@@ -29,8 +32,10 @@ PairRule pair_rule(const PairInputs& pairs) {
   rule.softcap = pairs.softcap;
   rule.bias = raw_view(pairs.bias);
   rule.bias_factor = pairs.bias_factor;
-  rule.mask.data = reinterpret_cast<unsigned char*>(const_cast<std::byte*>(pairs.mask.data));
-  std::copy(pairs.mask.stride.begin(), pairs.mask.stride.end(), rule.mask.stride);
+  if (pairs.mask.is_given()) {
+    rule.mask.data = reinterpret_cast<unsigned char*>(const_cast<std::byte*>(pairs.mask.data));
+    std::copy(pairs.mask.stride.begin(), pairs.mask.stride.end(), rule.mask.stride);
+  }
   rule.mask_value = pairs.mask.masked_value;
   rule.mask_by_grid = pairs.mask.rows_are_grids;
   rule.slopes = raw_view(pairs.slopes);

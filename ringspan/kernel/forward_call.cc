@@ -54,7 +54,7 @@ class ForwardCall {
   void plan_spans();
   void plan_long_rows(int64_t blocks_per_wave);
   bool keeps_own_state(bool several_chunks) const {
-    return several_chunks && args_.begin && args_.finish && args_.state.acc.data == nullptr;
+    return several_chunks && args_.begin && args_.finish && !args_.state.acc.is_given();
   }
   int64_t own_state_row_bytes() const { return (args_.v.dim() + 2) * size_of(accumulator_of(args_.q.dtype)); }
   void place(Arena& arena);

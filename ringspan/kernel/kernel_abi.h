@@ -20,7 +20,8 @@ namespace kernel {
 
 enum class Element : uint8_t { kF32, kBF16, kF16, kF64 };  // the same order as DType
 
-// A strided tensor; strides in bytes. A null `data` is an absent one.
+// A strided tensor; strides in bytes. A null `data` is an absent one, or one without elements
+// (raw_view in call_support.cc says why these need not be told apart).
 struct RawView {
   unsigned char* data;
   int64_t stride[4];  // batch, head, row, dim

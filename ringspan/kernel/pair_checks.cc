@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "ringspan/base/error.h"
 
@@ -53,30 +54,44 @@ void check_mask_of_grids(const PairInputs& pairs, const Tile& tile) {
 
 }  // namespace
 
-void check_pairs(const PairInputs& pairs, const ConstTensorView& q, std::span<const Tile> tiles) {
-  if (!pairs.changes_scores() && !pairs.drops()) return;
+void check_numbers(const PairInputs& pairs, DType acc) {
   RINGSPAN_CHECK(std::isfinite(pairs.softcap) && pairs.softcap >= 0, "softcap is ", pairs.softcap,
                  ", expected a positive number, or 0 for none");
+  // Kernels multiply with both, in this type.
+  const double inverse = acc == DType::kF64 ? 1 / pairs.softcap : 1 / static_cast<float>(pairs.softcap);
+  RINGSPAN_CHECK(is_finite_as(acc, pairs.softcap), "softcap is ", pairs.softcap, ", which is infinite in ",
+                 name_of(acc));
+  RINGSPAN_CHECK(pairs.softcap == 0 || std::isfinite(inverse), "softcap is ", pairs.softcap, ", and 1 / softcap, ",
+                 1 / pairs.softcap, ", is infinite in ", name_of(acc));
   RINGSPAN_CHECK(pairs.dropout.p >= 0 && pairs.dropout.p < 1, "the dropout probability is ", pairs.dropout.p,
                  ", expected at least 0 and below 1");
-  const DType acc = accumulator_of(q.dtype);
-  const bool by_grid = pairs.mask.data != nullptr && pairs.mask.rows_are_grids;
-  if (pairs.bias.data != nullptr) {
-    check_axes("bias", pairs.bias.size, q, q.rows());
+  for (const auto& [name, view] :
+       {std::pair("bias", pairs.bias), std::pair("mask", pairs.mask.bytes()), std::pair("slopes", pairs.slopes)}) {
+    check_made(name, view);
+  }
+  if (pairs.bias.is_given()) {
     RINGSPAN_CHECK(acc == DType::kF64 ? size_of(pairs.bias.dtype) >= 4 : pairs.bias.dtype != DType::kF64, "bias is ",
                    name_of(pairs.bias.dtype), ", which does not widen to ", name_of(acc));
+    RINGSPAN_CHECK(is_finite_as(acc, pairs.bias_factor), "bias_factor is ", pairs.bias_factor,
+                   ", which is not finite in ", name_of(acc));
   }
-  if (pairs.mask.data != nullptr) check_axes("mask", pairs.mask.size, q, by_grid ? pairs.mask.size[2] : q.rows());
-  if (pairs.slopes.data != nullptr) {
-    check_axes("slopes", pairs.slopes.size, q, 1);
-    RINGSPAN_CHECK(pairs.slopes.dtype == acc, "slopes are ", name_of(pairs.slopes.dtype), ", expected ", name_of(acc));
-  }
-  const bool needs_grids = pairs.drops() || pairs.slopes.data != nullptr || by_grid;
+  RINGSPAN_CHECK(!pairs.slopes.is_given() || pairs.slopes.dtype == acc, "slopes are ", name_of(pairs.slopes.dtype),
+                 ", expected ", name_of(acc));
+}
+
+void check_pairs(const PairInputs& pairs, const ConstTensorView& q, std::span<const Tile> tiles) {
+  check_numbers(pairs, accumulator_of(q.dtype));
+  if (!pairs.changes_scores() && !pairs.drops()) return;
+  const bool by_grid = pairs.mask.is_given() && pairs.mask.rows_are_grids;
+  if (pairs.bias.is_given()) check_axes("bias", pairs.bias.size, q, q.rows());
+  if (pairs.mask.is_given()) check_axes("mask", pairs.mask.size, q, by_grid ? pairs.mask.size[2] : q.rows());
+  if (pairs.slopes.is_given()) check_axes("slopes", pairs.slopes.size, q, 1);
+  const bool needs_grids = pairs.drops() || pairs.slopes.is_given() || by_grid;
   for (const Tile& tile : tiles) {
     if (tile.q_rows <= 0 || tile.kv_rows <= 0) continue;
     const Reach reach = reach_of(tile);
-    if (pairs.bias.data != nullptr) check_columns("bias", pairs.bias.size[3], reach);
-    if (pairs.mask.data != nullptr && !by_grid) check_columns("mask", pairs.mask.size[3], reach);
+    if (pairs.bias.is_given()) check_columns("bias", pairs.bias.size[3], reach);
+    if (pairs.mask.is_given() && !by_grid) check_columns("mask", pairs.mask.size[3], reach);
     if (needs_grids) grid_at(pairs.grids, reach.q_first);
     if (by_grid) check_mask_of_grids(pairs, tile);
   }

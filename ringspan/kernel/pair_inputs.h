@@ -17,12 +17,35 @@
 
 namespace ringspan {
 
-// A mask of bytes, [batch, heads, rows, columns] with strides in bytes (0 = the same for all of an axis).
+// A mask of bytes, [batch, heads, rows, columns] with strides in bytes (0 = the same for all of an axis). Given or not
+// as a BasicView is.
 struct ByteMaskView {
+  ByteMaskView() = default;
+  ByteMaskView(const std::byte* data, const std::array<int64_t, 4>& size, const std::array<int64_t, 4>& stride,
+               bool masked_value = false, bool rows_are_grids = false)
+      : data(data),
+        size(size),
+        stride(stride),
+        masked_value(masked_value),
+        rows_are_grids(rows_are_grids),
+        is_given_(true) {}
+
   const std::byte* data = nullptr;
   std::array<int64_t, 4> size{}, stride{};
   bool masked_value = false;    // the truth value of a byte that masks its pair out
   bool rows_are_grids = false;  // rows and columns count from the pair's grid instead of local row and global column
+
+  bool is_given() const { return is_given_; }
+  // The bytes as a tensor; none where the mask is not given.
+  ConstTensorView bytes() const {
+    ConstTensorView view = is_given_ ? ConstTensorView(data, DType::kByte, size, stride) : ConstTensorView();
+    view.data = data;
+    view.size = size;
+    return view;
+  }
+
+ private:
+  bool is_given_ = false;
 };
 
 struct Dropout {
@@ -33,7 +56,8 @@ struct Dropout {
 struct PairInputs {
   double softcap = 0;  // 0 = none
   // [B, N, rows, columns]: rows are the local ones, columns global positions; strides may be 0. Any dtype that widens
-  // to the accumulator type of the call.
+  // to the accumulator type of the call. As of the mask: where all rows share one (stride 0 over rows), the pointer is
+  // that row's also where there are no local rows, for these may meet other ranks' rows.
   ConstTensorView bias{};
   double bias_factor = 1;
   ByteMaskView mask{};
@@ -46,9 +70,7 @@ struct PairInputs {
   // dropout, slopes and masks by grid.
   std::span<const PairGrid> grids{};
 
-  bool changes_scores() const {
-    return softcap != 0 || bias.data != nullptr || mask.data != nullptr || slopes.data != nullptr;
-  }
+  bool changes_scores() const { return softcap != 0 || bias.is_given() || mask.is_given() || slopes.is_given(); }
   bool drops() const { return dropout.p != 0; }
 };
 

@@ -86,7 +86,7 @@ const PairGrid& grid_of(const PairInputs& inputs, const Pair& pair) {
 
 bool is_masked(const PairInputs& inputs, const Pair& pair) {
   const ByteMaskView& mask = inputs.mask;
-  if (mask.data == nullptr) return false;
+  if (!mask.is_given()) return false;
   int64_t row = pair.i, column = pair.kv_pos;
   if (mask.rows_are_grids) {
     const PairGrid& grid = grid_of(inputs, pair);
@@ -108,7 +108,7 @@ bool is_dropped(const PairInputs& inputs, const Pair& pair) {
 }
 
 double slope_part(const PairInputs& inputs, const Pair& pair) {
-  if (inputs.slopes.data == nullptr) return 0;
+  if (!inputs.slopes.is_given()) return 0;
   const PairGrid& grid = grid_of(inputs, pair);
   const double distance =
       std::abs(static_cast<double>((pair.kv_pos - grid.kv_begin) - (pair.q_pos - grid.q_begin) + inputs.slope_shift));
@@ -122,7 +122,7 @@ struct Score {
 
 Score score_of(const ConstTensorView& q, const ConstTensorView& k, double scale, const PairInputs& inputs,
                const Pair& pair) {
-  const double bias = inputs.bias.data == nullptr ? 0 : load(inputs.bias, pair.b, pair.n, pair.i, pair.kv_pos);
+  const double bias = !inputs.bias.is_given() ? 0 : load(inputs.bias, pair.b, pair.n, pair.i, pair.kv_pos);
   if (bias == -kInfinity || is_masked(inputs, pair)) return {-kInfinity, 0};
   double dot = 0;
   for (int64_t d = 0; d < q.dim(); ++d)
@@ -177,7 +177,7 @@ void write_state(DenseState& state, const SoftmaxState& to) {
 
 // One more key for every row, with the score of its head's sink and no value.
 void add_sinks(const ConstTensorView& sink, DenseState& state) {
-  if (sink.data == nullptr) return;
+  if (!sink.is_given()) return;
   for_each_element(state.max.size, [&](int64_t b, int64_t n, int64_t s, int64_t) {
     const double score = load(sink, 0, n, 0);
     if (score == -kInfinity) return;
@@ -230,7 +230,7 @@ void add_pair_gradient(const BackwardArgs& args, const Pair& pair, DenseGradient
     gradients->dv.at(b, kv_head, j, d) += kept * p * load(args.dout, b, n, i, d);
   }
   const double ds = p * (dp - load(args.delta, b, n, i));
-  if (args.dbias.data != nullptr) {
+  if (args.dbias.is_given()) {
     store(args.dbias, b, n, i, kv_pos, load(args.dbias, b, n, i, kv_pos) + args.pairs.bias_factor * ds);
   }
   const double dot = args.scale * ds * score.derivative;

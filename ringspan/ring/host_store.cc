@@ -34,7 +34,7 @@ void for_each_piece(const Transfer& transfer, const Place& place, const TensorVi
   }
 }
 
-// The one piece of memory in which the transfer's rows lie, in the order of the message; no data where they do not.
+// The one piece of memory in which the transfer's rows lie, in the order of the message; no tensor where they do not.
 TensorView in_place(const Transfer& transfer, const Place& place, const TensorView& tensor) {
   TensorView found;
   int pieces = 0;
@@ -136,7 +136,7 @@ void HostStore::start(const Transfer& transfer) {
     const TensorView tensor = tensor_at(transfer, place);
     TensorView message = in_place(transfer, place, tensor);
     const DType dtype = dtype_of(transfer.payload);
-    if (!message.data || transfer.adds || message.dtype != dtype) {
+    if (!message.is_given() || transfer.adds || message.dtype != dtype) {
       flight.message = Buffer(bytes);
       message = view_of(flight.message.data(), dtype, Layout::kBNSD,
                         {tensor.batch(), tensor.heads(), transfer.num_rows(), tensor.dim()});

@@ -6,76 +6,6 @@
 namespace ringspan {
 namespace {
 
-// Backends take const views of inputs; a slot may stand for them but is then only read.
-TensorView without_const(const ConstTensorView& view) {
-  return {const_cast<std::byte*>(view.data), view.dtype, view.size, view.stride};
-}
-
-// A tensor whose shared axes have size 1, as one of the full size.
-template <class View>
-View expanded(View view, int64_t batch, int64_t heads) {
-  if (view.size[0] == 1) view.stride[0] = 0;
-  if (view.size[1] == 1) view.stride[1] = 0;
-  view.size[0] = batch;
-  view.size[1] = heads;
-  return view;
-}
-
-// The inverse for a tensor of the caller's: one entry of what is shared.
-template <class View>
-View shrunk(View view, const RowTensor& tensor) {
-  view.size[0] = tensor.batch;
-  view.size[1] = tensor.heads;
-  return view;
-}
-
-TensorView byte_view(const ByteMaskView& mask) {
-  return {const_cast<std::byte*>(mask.data), DType::kByte, mask.size, mask.stride};
-}
-
-// The tensors of query rows besides q, as the store is to know them.
-void bind_row_tensors(const RankPlan& part, Store& store, const PairInputs& pairs) {
-  const Problem& p = part.problem;
-  if (p.bias.is_given()) store.bind(Payload::kBias, shrunk(without_const(pairs.bias), p.bias));
-  if (p.mask.is_given()) store.bind(Payload::kMask, shrunk(byte_view(pairs.mask), p.mask));
-}
-
-// A tensor with a row axis for the block's heads of a query operand: the caller's view where its rows are the operand's
-// (or shared by all rows), else what the slot holds.
-template <class View>
-View rows_for(View own, Payload payload, const RowTensor& tensor, const RankPlan& part, Store& store, const Operand& q,
-              const HeadBlock& block) {
-  if (q.slot == kOwnSlot || !tensor.is_given()) {
-    own.size[2] = q.rows;
-    return narrow(own, 1, block.q_begin, block.q_end);
-  }
-  const View held = expanded(store.view(payload, q), part.problem.batch, q.head_end - q.head_begin);
-  return narrow(held, 1, block.q_begin - q.head_begin, block.q_end - q.head_begin);
-}
-
-HeadPart head_part(const RankPlan& part, Store& store, const PairInputs& pairs, const Operand& q,
-                   const HeadBlock& block) {
-  HeadPart heads{.block = block, .pairs = pairs};
-  if (block.q_begin > 0) heads.grids.assign(pairs.grids.begin(), pairs.grids.end());
-  for (PairGrid& grid : heads.grids) grid.origin += static_cast<uint64_t>(block.q_begin) * grid.head_stride;
-  heads.pairs.slopes = narrow(pairs.slopes, 1, block.q_begin, block.q_end);
-  const Problem& p = part.problem;
-  if (pairs.bias.data || p.bias.is_given()) {
-    heads.pairs.bias = rows_for(without_const(pairs.bias), Payload::kBias, p.bias, part, store, q, block);
-  }
-  if (!pairs.mask.data && !p.mask.is_given()) return heads;
-  if (pairs.mask.rows_are_grids) {
-    heads.pairs.mask.data += block.q_begin * pairs.mask.stride[1];
-    heads.pairs.mask.size[1] = block.q_end - block.q_begin;
-  } else {
-    const TensorView rows = rows_for(byte_view(pairs.mask), Payload::kMask, p.mask, part, store, q, block);
-    heads.pairs.mask.data = rows.data;
-    heads.pairs.mask.size = rows.size;
-    heads.pairs.mask.stride = rows.stride;
-  }
-  return heads;
-}
-
 // The block's heads of what a slot holds.
 TensorView q_view(Store& store, Payload payload, const Operand& q, const HeadBlock& block) {
   return narrow(store.view(payload, q), 1, block.q_begin - q.head_begin, block.q_end - q.head_begin);
@@ -103,6 +33,7 @@ KernelForward::KernelForward(const RankPlan& part, Store& store, const ConstTens
                              const ConstTensorView& v, const OutputView& output, const Extras& extras,
                              const Parallel& parallel)
     : part_(part), store_(store), extras_(extras), parallel_(parallel) {
+  check_extras(part, extras);
   store.bind(Payload::kQ, without_const(q));
   store.bind(Payload::kK, without_const(k));
   store.bind(Payload::kV, without_const(v));
@@ -145,7 +76,7 @@ void KernelForward::attend(const Step& step, bool begins, bool finishes) {
     args.fixed_order = fixes_order(part_.schedule);
     const WorkspacePool::Lease workspace = WorkspacePool::process().take();
     ringspan::attend(args, *workspace, parallel_);
-    if (finishes && one.sink.data) empty_padding(one.output);
+    if (finishes && one.sink.is_given()) empty_padding(one.output);
   }
 }
 
@@ -186,6 +117,8 @@ KernelBackward::KernelBackward(const RankPlan& part, Store& store, const ConstTe
                                const ConstTensorView& dlse, const GradsView& grads, const Extras& extras,
                                const Parallel& parallel)
     : part_(part), store_(store), extras_(extras), grads_(grads), parallel_(parallel) {
+  check_extras(part, extras);
+  check_dbias(part, extras.pairs, grads.dbias);
   store.bind(Payload::kQ, without_const(q));
   store.bind(Payload::kK, without_const(k));
   store.bind(Payload::kV, without_const(v));
@@ -197,16 +130,12 @@ KernelBackward::KernelBackward(const RankPlan& part, Store& store, const ConstTe
   const TensorView delta = stats_view(delta_.data(), accumulator, q.batch(), q.heads(), q.rows());
   row_delta(output.out, dout, dlse, delta, parallel);
   store.bind(Payload::kDelta, delta);
-  if (extras.sink.data && grads.dsink.data) sink_gradient(extras.sink, output.lse, delta, grads.dsink, parallel);
+  if (extras.sink.is_given() && grads.dsink.is_given())
+    sink_gradient(extras.sink, output.lse, delta, grads.dsink, parallel);
   bind_gradient(Payload::kDq, grads.dq, dq_);
   bind_gradient(Payload::kDk, grads.dk, dk_);
   bind_gradient(Payload::kDv, grads.dv, dv_);
-  // A rank without query rows of its own may still compute those of others.
-  const RowTensor& bias = part.problem.bias;
-  wants_dbias_ = grads.dbias.data || bias.has_gradient();
-  if (wants_dbias_ && bias.is_given()) {
-    store.bind(Payload::kDbias, shrunk(grads.dbias, part.problem.bias));
-  }
+  bind_dbias(part, store, grads.dbias);
   dq_travels_ = moves_dq(part);
 }
 
@@ -218,7 +147,7 @@ void KernelBackward::bind_gradient(Payload payload, const TensorView& caller, Ho
 
 // The kernel adds to dbias. The caller's is zero at first; a buffer is what was there before.
 void KernelBackward::begin_dbias(const Operand& place, bool begins) {
-  const bool is_buffer = wants_dbias_ && part_.problem.bias.is_given() && place.slot != kOwnSlot;
+  const bool is_buffer = grads_.dbias.is_given() && part_.problem.bias.is_given() && place.slot != kOwnSlot;
   if (is_buffer && begins) fill_zero(store_.view(Payload::kDbias, place));
 }
 
@@ -242,7 +171,7 @@ void KernelBackward::attend_backward(const Step& step, const std::function<void(
   const auto arrive_once = [&] {
     if (!std::exchange(has_arrived, true)) arrived();
   };
-  if (dq_travels_ && (step.dq.begins || wants_dbias_)) arrive_once();
+  if (dq_travels_ && (step.dq.begins || grads_.dbias.is_given())) arrive_once();
   if (wants_dq) begin_dbias(dq_place, step.dq.begins);
   const TensorView dq = is_apart ? dq_apart(step) : wants_dq ? store_.view(Payload::kDq, dq_place) : TensorView{};
   for (const HeadBlock& block : part_.heads) {
@@ -269,9 +198,7 @@ void KernelBackward::attend_backward(const Step& step, const std::function<void(
     if (!has_arrived && store_.awaits(step.step, /*gradients=*/true)) args.before_accumulate = arrive_once;
     args.pairs = heads.inputs();
     args.fixed_order = fixes_order(part_.schedule);
-    if (wants_dq && wants_dbias_ && args.pairs.bias.data) {  // no rows, no bias
-      args.dbias = rows_for(grads_.dbias, Payload::kDbias, part_.problem.bias, part_, store_, dq_place, block);
-    }
+    if (wants_dq && grads_.dbias.is_given()) args.dbias = dbias_part(part_, store_, grads_.dbias, dq_place, block);
     const WorkspacePool::Lease workspace = WorkspacePool::process().take();
     ringspan::attend_backward(args, *workspace, parallel_);
   }

@@ -11,45 +11,26 @@
 #include "ringspan/kernel/attention.h"
 #include "ringspan/plan/plan.h"
 #include "ringspan/ring/buffer.h"
+#include "ringspan/ring/extras.h"
 #include "ringspan/ring/store.h"
 #include "ringspan/softmax/softmax_state.h"
 
 namespace ringspan {
 
-// What enters the softmax beside q, k and v (kernel/attention.h, kernel/pair_inputs.h).
-struct Extras {
-  ConstTensorView sink{};  // [1, q heads, 1, 1] in the accumulator type, the same on every rank; an empty view = none
-  PairInputs pairs{};      // bias and mask: this rank's rows, all key positions; all else the same on every rank
-};
-
 // Gradients of this rank's rows, in the dtype of the inputs.
 struct GradsView {
   TensorView dq, dk, dv;
-  // This rank's part, in the accumulator type: the sum over all ranks is the gradient. Empty where there is no sink.
+  // This rank's part, in the accumulator type: the sum over all ranks is the gradient. A default view where there is no
+  // sink.
   TensorView dsink{};
-  // Of extras.pairs.bias, as BackwardArgs::dbias; zeros at first. Empty = not wanted. Elements that ranks share get
-  // this rank's part.
+  // Of extras.pairs.bias, as BackwardArgs::dbias; zeros at first. A default view = not wanted. Elements that ranks
+  // share get this rank's part: a row that all queries share, also on a rank without query rows.
   TensorView dbias{};
-};
-
-// One block of heads of the query rows that a rank works on.
-struct HeadPart {
-  HeadBlock block;
-  PairInputs pairs;
-  // The caller's, numbered from the block's first head; empty where that is the first of all.
-  std::vector<PairGrid> grids{};
-
-  // Looks at this object.
-  PairInputs inputs() const {
-    PairInputs inputs = pairs;
-    if (!grids.empty()) inputs.grids = grids;
-    return inputs;
-  }
 };
 
 class KernelForward {
  public:
-  // Binds the caller's tensors to the store. Everything lives as long as this.
+  // Binds the caller's tensors to the store; Error where extras do not fit the plan. Everything lives as long as this.
   KernelForward(const RankPlan& part, Store& store, const ConstTensorView& q, const ConstTensorView& k,
                 const ConstTensorView& v, const OutputView& output, const Extras& extras, const Parallel& parallel);
 
@@ -78,7 +59,7 @@ class KernelForward {
 
 class KernelBackward {
  public:
-  // `dlse` may be an empty view (no gradient flows into lse).
+  // `dlse` may be a default view (no gradient flows into lse).
   KernelBackward(const RankPlan& part, Store& store, const ConstTensorView& q, const ConstTensorView& k,
                  const ConstTensorView& v, const OutputView& output, const ConstTensorView& dout,
                  const ConstTensorView& dlse, const GradsView& grads, const Extras& extras, const Parallel& parallel);
@@ -107,7 +88,6 @@ class KernelBackward {
   const Parallel& parallel_;
   Buffer delta_, dq_apart_;
   Home dq_, dk_, dv_;
-  bool wants_dbias_ = false;
   bool dq_travels_ = false;  // queries visit this rank, with gradients of their own
 };
 

@@ -50,6 +50,9 @@ void Problem::check() const {
   RINGSPAN_CHECK(layout != Layout::kTND || batch == 1, "batch is ", batch, " in layout TND, which has no batch axis");
   RINGSPAN_CHECK(std::isfinite(scale), "scale is ", scale,
                  "; it must be finite (default_scale() gives 1/sqrt(qk_dim))");
+  const DType accumulator = accumulator_of(dtype);
+  RINGSPAN_CHECK(is_finite_as(accumulator, scale), "scale is ", scale, ", which is infinite in ", name_of(accumulator),
+                 "; scores of ", name_of(dtype), " are computed in that");
   for (const auto& [name, tensor] : {std::pair("bias", &bias), std::pair("mask", &mask)}) {
     if (!tensor->is_given()) continue;
     RINGSPAN_CHECK((tensor->batch == 1 || tensor->batch == batch) && (tensor->heads == 1 || tensor->heads == q_heads),

@@ -43,7 +43,8 @@ struct Problem {
 
   int64_t heads_per_kv() const { return q_heads / kv_heads; }
 
-  // Error naming the field and its value unless all sizes are usable and `scale` is finite.
+  // Error naming the field and its value unless all sizes are usable and `scale` is finite, also
+  // in the type that scores are computed in.
   void check() const;
 
   // One line, e.g. "batch 1, heads 8/2, q_len 4096, kv_len 4096, qk_dim 64, v_dim 64, bf16, BNSD, scale 0.125".

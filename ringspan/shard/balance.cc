@@ -209,7 +209,7 @@ ShardMap ShardMap::per_document(const std::vector<int64_t>& lengths, int64_t wor
   return map_of(all, shares.owned());
 }
 
-ShardMap ShardMap::balanced(const MaskSpec& mask, int64_t world) {
+ShardMap ShardMap::balanced(const MaskSpec& mask, int64_t world, int64_t most_chunks) {
   RINGSPAN_CHECK(world >= 1, "balanced: the world has ", world, " ranks; it needs at least 1");
   RINGSPAN_CHECK(mask.q_len() == mask.kv_len(), "balanced: the mask has ", mask.q_len(), " query and ", mask.kv_len(),
                  " key positions; a map that serves both needs them equal");
@@ -232,7 +232,7 @@ ShardMap ShardMap::balanced(const MaskSpec& mask, int64_t world) {
       reached = deal.imbalance();
       best = deal.owned();
     }
-    if (reached <= kGoal || count >= seq_len) break;
+    if (reached <= kGoal || count >= seq_len || 2 * per_rank > most_chunks) break;
   }
   return map_of(seq_len, best);
 }

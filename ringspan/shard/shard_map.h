@@ -35,8 +35,10 @@ class ShardMap {
   // A map for self-attention (queries and K/V split alike) under which every rank has the same work, near enough: the
   // busiest rank has at most 1.02 times the mean where 64 tokens a rank or more leave room for it (one row that keeps
   // more than a rank's share does not). All batch entries together. Shards differ by a few tokens at most where chunks
-  // of equal length suffice. Grid: balance.cc. Error where the mask's q_len and kv_len differ.
-  static ShardMap balanced(const MaskSpec& mask, int64_t world);
+  // of equal length suffice. Grid: balance.cc. Error where the mask's q_len and kv_len differ. With at most
+  // `most_chunks` chunks a rank (at least 2) it may stay farther from the goal, and is found in bounded time: that of
+  // the positions and of all rows of all bands.
+  static ShardMap balanced(const MaskSpec& mask, int64_t world, int64_t most_chunks = kMaxLength);
   // segments[batch][rank]; one batch list serves every entry. `local_rows[rank]` is the number of rows of the local
   // tensors; empty = up to the last row that a segment covers. Segments are sorted by row, empty ones dropped and
   // neighbours that continue each other joined. Error on overlapping rows or positions, naming both places.

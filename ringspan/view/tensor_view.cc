@@ -56,6 +56,14 @@ TensorView stats_view(void* data, DType dtype, int64_t batch, int64_t heads, int
   return view_of(data, dtype, Layout::kBNSD, {batch, heads, rows, 1});
 }
 
+void check_made(const char* name, const ConstTensorView& view) {
+  const bool is_empty = view.data == nullptr && view.size == std::array<int64_t, 4>{};
+  RINGSPAN_CHECK(view.is_given() || is_empty, name, " has ", view.data == nullptr ? "sizes" : "data",
+                 " and is not given; make the view from the tensor's data, type, size and stride");
+  RINGSPAN_CHECK(view.data != nullptr || view.num_elements() == 0, name, " has ", view.num_elements(),
+                 " elements and no data");
+}
+
 void copy(const ConstTensorView& from, const TensorView& to) {
   check_same_size(from, to);
   const bool dense_rows = from.stride[3] == 1 && to.stride[3] == 1;

@@ -34,7 +34,6 @@ def call(seq_len, mask, tables=(), batch=1, width=4, **changes):
         "query": zeros,
         "key": zeros,
         "value": value,
-        "sink": None,
         "spec": spec_of(seq_len, mask, batch=batch),
         "tables": list(tables),
         "scale": 1.0,
@@ -181,14 +180,14 @@ def test_sent_bytes_by_hand():
 def test_meta_and_eager_agree(layout, dtype, with_sink):
     shape = SHAPES[layout]
     sizes = [shape(2, 4, 6, 8), shape(2, 2, 6, 8), shape(2, 2, 6, 5)]
-    rest = (spec_of(6, [CAUSAL, TOP_LEFT], batch=2), [], 0.5, layout, 4, "", "auto", "auto", False)
+    rest = (spec_of(6, [CAUSAL, TOP_LEFT], batch=2), [], 0.5, layout, 4, "")
 
     def both_passes(device):
         tensors = [torch.ones(size, dtype=dtype, device=device) for size in sizes]
         sink = torch.ones(4, device=device) if with_sink else None
-        forward = OPS.attention_forward(*tensors, sink, *rest, True)
+        forward = OPS.attention_forward(*tensors, *rest, sink=sink, needs_grad=True)
         out, _, _, lse, number = forward
-        return [*forward, *OPS.attention_backward(out, None, *tensors, sink, out, lse, number, *rest)]
+        return [*forward, *OPS.attention_backward(out, None, out, lse, number, *tensors, *rest, sink=sink)]
 
     eager = both_passes("cpu")
     assert eager[0].shape == torch.Size(shape(2, 4, 6, 5))
@@ -207,28 +206,27 @@ def test_opcheck_of_the_inner_ops():
         4,
         "",
         "ring",
-        "auto",
-        False,
     )
     for sink in (None, torch.randn(4)):
-        inputs = (query, key, value, sink)
-        torch.library.opcheck(OPS.attention_forward.default, (*inputs, *rest, True))
-        out, _, _, lse, number = OPS.attention_forward(*inputs, *rest, True)
+        inputs, given = (query, key, value), {"sink": sink}
+        torch.library.opcheck(OPS.attention_forward.default, (*inputs, *rest), given | {"needs_grad": True})
+        out, _, _, lse, number = OPS.attention_forward(*inputs, *rest, sink=sink, needs_grad=True)
         for grads in ((torch.randn_like(out), None), (None, torch.randn(1, 4, 5)), (None, None)):
-            torch.library.opcheck(OPS.attention_backward.default, (*grads, *inputs, out, lse, number, *rest))
+            saved = (*grads, out, lse, number, *inputs, *rest)
+            torch.library.opcheck(OPS.attention_backward.default, saved, given)
 
 
 def test_opcheck_with_everything_that_changes_pairs():
     query, key, value = (torch.randn(1, heads, 5, 4) for heads in (4, 2, 2))
-    rest = (spec_of(5, [FULL]), [], 0.5, "BNSD", 4, "", "ring", "auto", False)
+    rest = (spec_of(5, [FULL]), [], 0.5, "BNSD", 4, "")
     pairs = {"bias": torch.randn(4, 5, 5), "attn_mask": torch.rand(5, 5) > 0.3, "slopes": torch.rand(4)}
-    numbers = {"softcap": 2.0, "dropout_p": 0.25, "places": [3, 0, 0, 4, 0, 0]}
+    numbers = {"softcap": 2.0, "dropout_p": 0.25, "offset": 3, "total_heads": 4}
     seed = {"seed": torch.tensor([9])}
-    forward = (query, key, value, None, *rest, True)
+    forward = (query, key, value, *rest)
     torch.library.opcheck(OPS.attention_forward.default, forward, pairs | numbers | seed)
     out, _, _, lse, called = OPS.attention_forward(*forward, **pairs, **numbers, **seed)
     assert called.tolist() == [0, 9]
-    backward = (torch.randn_like(out), None, query, key, value, None, out, lse, called, *rest)
+    backward = (torch.randn_like(out), None, out, lse, called, query, key, value, *rest)
     torch.library.opcheck(OPS.attention_backward.default, backward, pairs | numbers | {"wants_bias": True})
 
 
@@ -280,5 +278,6 @@ def test_instruction_sets_by_name():
 def test_counters_start_at_zero_without_a_group():
     query = torch.randn(1, 1, 4, 4)
     for needs_grad, agreed in itertools.product((False, True), repeat=2):
-        rest = (spec_of(4, [FULL]), [], 1.0, "BNSD", 1, "", "auto", "auto", agreed, needs_grad)
-        assert OPS.attention_forward(query, query, query, None, *rest)[4].tolist() == [0, 0]
+        rest = (spec_of(4, [FULL]), [], 1.0, "BNSD", 1, "")
+        given = {"assume_agreed": agreed, "needs_grad": needs_grad}
+        assert OPS.attention_forward(query, query, query, *rest, **given)[4].tolist() == [0, 0]

@@ -23,7 +23,8 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--np
 WATCHDOG_S = 150
 SIZES = {
     "full": {"seq_len": 13, "mask": "full", "kv_heads": 4},
-    "causal": {"seq_len": 13, "mask": "causal", "kv_heads": 2},
+    "causal": {"seq_len": 13, "mask": "causal", "shard": "head_tail", "kv_heads": 2},
+    "causal, contiguous": {"seq_len": 13, "mask": "causal", "kv_heads": 2},
     "one row": {"seq_len": 1, "mask": "causal", "kv_heads": 4},
 }
 
@@ -68,8 +69,7 @@ def paths_against_oracle(group: dist.ProcessGroup, sizes: dict) -> dict[str, flo
     q, k, v, dout = (x.double().numpy() for x in inputs.whole)
     rule = ("causal",) if config.mask == "causal" else ("full",)
     expected = oracle.attend(q, k, v, oracle.keep_of(rule, config.seq_len, config.seq_len), dout)
-    split = ("head_tail",) if config.mask == "causal" else ("contiguous",)
-    rows = oracle.holdings(split, config.seq_len, ranks.world)[ranks.rank]
+    rows = oracle.holdings((config.shard,), config.seq_len, ranks.world)[ranks.rank]
     errors = {}
     for name, path in build_paths(config, ranks, inputs).items():
         results = path.run()
@@ -269,13 +269,15 @@ def launch(world: int, program: list[str], output: Path, *more: str) -> tuple[su
 def test_a_torchrun_of_two_ranks(tmp_path):
     """Unequal shards, causal, grouped heads, backward; and silence on a standard error that is a pipe."""
     output = tmp_path / "result.json"
-    more = ["--mask", "causal", "--kv-heads", "2", "--backward", "--dtype", "float32", "--run-label", "two"]
+    split = ["--mask", "causal", "--shard", "head_tail"]
+    more = [*split, "--kv-heads", "2", "--backward", "--dtype", "float32", "--run-label", "two"]
     done, result = launch(2, ["-m", "ringspan.bench"], output, *more)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     assert "ring_all_gather" in done.stdout
     assert "measured_cpu" in done.stdout
     # Four chunks of 16, 17, 17 and 17 positions; rank 0 holds the first and the last one.
+    assert result["workload"]["shard_map"] == "head_tail"
     assert result["workload"]["local_rows"] == [33, 34]
     assert result["hardware"]["ranks"] == 2
     assert result["run"]["label"] == "two"

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+import ringspan as rs
 
 COMMAND = Path(sys.executable).parent / "ringspan"
 SIZES = ["--seq-len", "67", "--heads", "4", "--kv-heads", "2", "--head-dim", "24", "--v-head-dim", "16"]
@@ -97,6 +100,46 @@ def test_plan_json_is_one_document_with_every_rank() -> None:
     plan = json.loads(run("plan", "--world", "4", *SIZES, "--json").stdout)
     assert [part["rank"] for part in plan["ranks"]] == [0, 1, 2, 3]
     assert all(len(part["forward"]) == 4 for part in plan["ranks"])
+
+
+DIMS = [(1, 4, 67, 24), (1, 2, 67, 24), (1, 2, 67, 16)]
+
+
+def python_plan(**options: object) -> rs.Plan:
+    """The plan of SIZES on four ranks, by Python's defaults but for the mask."""
+    return rs.plan(*DIMS, mask=rs.causal(), world_size=4, **options)
+
+
+def test_command_line_and_python_split_alike_where_nothing_is_said() -> None:
+    shown = json.loads(run("plan", "--world", "4", *SIZES, "--grad-route", "from_owner", "--json").stdout)
+    assert shown == json.loads(python_plan().to_json())
+    other = ["plan", "--world", "4", *SIZES, "--grad-route", "from_owner", "--shard", "head_tail", "--json"]
+    assert json.loads(run(*other).stdout) != shown
+    ledger = json.loads(run("ledger", "--world", "4", *SIZES, "--json").stdout)
+    pairs = [rank.forward.kept_pairs for rank in python_plan().ledger()]
+    assert [rank["forward"]["kept_pairs"] for rank in ledger["ranks"]] == pairs
+
+
+def test_every_verb_splits_contiguous_where_nothing_is_said(tmp_path: Path) -> None:
+    machine = tmp_path / "machine.json"
+    rs.Machine.nominal().save(machine)
+    for verb, *more in (["plan"], ["ledger"], ["verify"], ["simulate", "--machine", str(machine)]):
+        question = [verb, "--world", "4", *SIZES, *more, "--json"]
+        assert run(*question).stdout == run(*question, "--shard", "contiguous").stdout
+        assert re.search(r"--shard TEXT(=| \[)contiguous\b", run(verb, "--help").stdout)
+    from ringspan.bench.config import parse
+
+    assert parse(["--output", "none.json", "--mask", "causal"], {}).shard == "contiguous"
+
+
+def test_zigzag_is_another_word_for_head_tail() -> None:
+    question = ["plan", "--world", "4", *SIZES, "--json"]
+    named = run(*question, "--shard", "head_tail", "--kv-shard", "contiguous").stdout
+    assert run(*question, "--shard", "zigzag", "--kv-shard", "contiguous").stdout == named
+    assert run(*question, "--kv-shard", "zigzag").stdout == run(*question, "--kv-shard", "head_tail").stdout
+    from ringspan.bench.config import parse
+
+    assert parse(["--output", "none.json", "--shard", "zigzag"], {}).shard == "head_tail"
 
 
 def test_plan_draws_who_holds_what() -> None:

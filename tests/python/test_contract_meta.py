@@ -63,7 +63,7 @@ def test_inner_ops_pass_opcheck(name):
     rest = (
         4, call.layout, a.get("pse"), None, a.get("atten_mask"), a["scale"], 1.0, 2**31 - 1, 2**31 - 1, 0, None,
         a.get("actual_seq_qlen"), a.get("actual_seq_kvlen"), a.get("sparse_mode", 0), "", a.get("sink"), 1, 0,
-        None, None, False, "", None, None, "auto", "auto",
+        None, None,
     )  # fmt: skip
     utils = ("test_schema", "test_faketensor", "test_autograd_registration")
     torch.library.opcheck(OPS._contract_forward.default, (q, k, v, *rest), test_utils=utils)

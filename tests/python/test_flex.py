@@ -8,6 +8,7 @@ import flex_cases
 import pytest
 import torch
 from flex_cases import BATCH, HEADS, INF, MASKS, SCORE_MODS, SEQ, score_mod
+from ringspan.flex.mods import Pairs, read_score_mod
 from torch.nn.attention import flex_attention as pytorch
 from torch.nn.attention.flex_attention import AuxRequest, create_block_mask
 from torch.utils.checkpoint import checkpoint
@@ -309,3 +310,39 @@ def test_compiled_code():
     arguments = flex.to_arguments(q, k, mod, MASKS["causal"])
     whole = torch.compile(lambda q, k, v: rs.attention(q, k, v, **arguments), backend="aot_eager", fullgraph=True)
     assert torch.equal(whole(q, k, v), expected)
+
+
+KEY_ONLY = torch.randn(4, 6)
+MODS_OF_SHARDS = {
+    "of the key": (lambda s, b, h, q, k: s + KEY_ONLY[0, k], (1, 1, None, 6)),
+    "of head and key": (lambda s, b, h, q, k: s + KEY_ONLY[h, k], (1, 4, None, 6)),
+    "of entry and query": (lambda s, b, h, q, k: s + KEY_ONLY[b, q], (2, 1, "rows", 1)),
+    "of all": (lambda s, b, h, q, k: s + KEY_ONLY[h, k] * q * b, (2, 4, "rows", 6)),
+}
+
+
+@pytest.mark.parametrize("name", MODS_OF_SHARDS)
+@pytest.mark.parametrize("rows", [[], [3], [5, 0]])
+@pytest.mark.parametrize("padded", [False, True])
+def test_every_rank_sends_the_same_leading_sizes(name, rows, padded):
+    """Whatever rows it holds: none, one, some; positions 0 where they are padding."""
+    mod, sizes = MODS_OF_SHARDS[name]
+    rows = torch.tensor(rows, dtype=torch.int64)
+    rows = torch.zeros_like(rows) if padded else rows
+    form, mask = read_score_mod(mod, Pairs(2, 4, 6, 6, rows), torch.float32)
+    expected = tuple({None: 1, "rows": len(rows)}.get(size, size) for size in sizes)
+    assert mask is None
+    assert form.added.shape == expected
+
+
+@pytest.mark.parametrize("rows", [[], [3], [5, 0]])
+def test_every_rank_sends_the_same_leading_sizes_of_a_mask(rows):
+    rows = torch.tensor(rows, dtype=torch.int64)
+    for mod, leading in (
+        (lambda b, h, q, k: (q >= k) & (q - k <= h), (1, 4)),
+        (lambda b, h, q, k: (q >= k) & (q - k <= h) & (k != b), (2, 4)),
+    ):
+        mask = flex.to_mask(mod, 6, 6, batch=2, heads=4, rows=rows)
+        assert mask.shape == (*leading, len(rows), 6)
+        lists = flex.to_mask(mod, 6, 6, batch=2, heads=4, rows=rows.expand(2, -1))
+        assert lists.shape == (2, 4, len(rows), 6)

@@ -84,7 +84,7 @@ def test_work_counts_pairs():
         (lambda: rs.ShardMap.striped(8, 2).positions(2), "rank 2"),
         (lambda: rs.ShardMap.striped(8, 2).shard(torch.zeros(7), 0, 0), "7 rows.*8"),
         (lambda: rs.ShardMap.striped(8, 2).shard(torch.zeros(8), 0, 1), "dim 1"),
-        (lambda: rs.ShardMap.striped(8, 2).unshard(torch.zeros(4), dim=0), "1 ranks.*2"),
+        (lambda: rs.ShardMap.striped(8, 2).unshard(torch.zeros(4), dim=0), "2 ranks.*1 rank"),
         (lambda: rs.ShardMap.striped(8, 1).unshard(torch.zeros(4), dim=0), "4 rows.*8"),
         (lambda: rs.ShardMap.striped(4, 1).unshard(torch.zeros(4, requires_grad=True), dim=0), "grad"),
         (lambda: rs.ShardMap.striped(4, 1).unshard(torch.zeros(4), dim=0, grad="mean"), "mean"),
@@ -180,3 +180,31 @@ def test_balanced_says_where_it_cannot():
 def test_balancers_refuse(make, words):
     with pytest.raises(ValueError, match=words):
         make()
+
+
+@pytest.mark.parametrize(
+    "smap",
+    [
+        rs.ShardMap.head_tail(5, 4),  # rank 2 holds nothing
+        rs.ShardMap.from_lengths([5, 0]),
+        rs.ShardMap.from_segments([[[(0, 0, 5, 1)], []], [[(0, 0, 3, 1)], [(0, 3, 2, 1)]]]),
+        rs.ShardMap.from_segments([[(0, 0, 5, 1)], []], local_rows=[5, 2]),  # padding alone
+    ],
+)
+def test_every_shard_keeps_the_graph(smap):
+    x = torch.randn(smap.num_lists, 5, 3, requires_grad=True)
+    shards = [smap.shard(x, rank, dim=1) for rank in range(smap.world_size)]
+    assert all(shard.requires_grad for shard in shards)
+    sum(shard.sum() for shard in shards).backward()
+    assert torch.equal(x.grad, torch.ones_like(x))
+    (gradient,) = torch.autograd.grad(smap.shard(x, smap.world_size - 1, dim=1).sum(), x)
+    assert gradient.shape == x.shape
+
+
+def test_a_shard_of_one_dimension_keeps_the_graph():
+    x = torch.randn(5, requires_grad=True)
+    shard = rs.ShardMap.head_tail(5, 4).shard(x, 2, dim=0)
+    assert shard.shape == (0,)
+    assert shard.requires_grad
+    (gradient,) = torch.autograd.grad(shard.sum(), x)
+    assert torch.equal(gradient, torch.zeros(5))

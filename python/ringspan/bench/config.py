@@ -16,6 +16,7 @@ from ringspan.support import DTYPES
 
 MODES = ("cp_attention",)
 MASKS = ("full", "causal")
+SHARDS = ("contiguous", "head_tail")
 BACKENDS = ("auto", "gloo", "nccl")
 EXCHANGES = ("all_to_all", "p2p", "all_gather")
 SCHEDULES = ("gather", "ulysses", "pruned", "q_ring", "invariant")  # beside the ring, for any number of ranks
@@ -35,6 +36,7 @@ class Config:
     head_dim: int
     dtype: str
     mask: str
+    shard: str
     backward: bool
     warmup: int
     repeats: int
@@ -68,9 +70,8 @@ class Config:
         return rs.causal() if self.mask == "causal" else rs.full()
 
     def shard_map(self) -> rs.ShardMap:
-        """Head-tail for causal masks, which balances them; contiguous otherwise."""
-        split = rs.ShardMap.head_tail if self.mask == "causal" else rs.ShardMap.contiguous
-        return split(self.seq_len, self.world)
+        """Who holds which positions, of queries and of K and V."""
+        return getattr(rs.ShardMap, self.shard)(self.seq_len, self.world)
 
     def shapes(self) -> tuple[tuple[int, ...], ...]:
         """Whole query, key and value, layout BNSD."""
@@ -119,6 +120,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--head-dim", type=int, default=64, metavar="N", help="numbers per head (%(default)s)")
     add("--dtype", choices=DTYPES, default="bfloat16", help="of query, key and value (%(default)s)")
     add("--mask", choices=MASKS, default="full", help="which pairs take part (%(default)s)")
+    add("--shard", type=_shard, choices=SHARDS, default=SHARDS[0], help="who holds which positions (%(default)s)")
     add("--backward", action="store_true", help="measure forward and backward together, not forward alone")
     add("--warmup", type=int, default=3, metavar="N", help="rounds before the clock counts (%(default)s)")
     add("--repeats", type=int, default=10, metavar="N", help="timed rounds; 0 checks results and bytes only")
@@ -210,6 +212,11 @@ def _backend(given: str, local_world: int) -> str:
     if given == "auto":
         return "nccl" if devices >= local_world else "gloo"
     return given
+
+
+def _shard(name: str) -> str:
+    """The command line's verbs know head_tail by this word too."""
+    return "head_tail" if name == "zigzag" else name
 
 
 def _flag(name: str) -> str:

@@ -89,7 +89,7 @@ def _check_cores(config: Config) -> dict[str, str]:
 def _check_shards(config: Config) -> dict[str, str]:
     smap = config.shard_map()
     rows = [smap.local_rows(rank) for rank in range(config.world)]
-    detail = f"{config.seq_len} positions as {rows} rows, {'head-tail' if config.mask == 'causal' else 'contiguous'}"
+    detail = f"{config.seq_len} positions as {rows} rows, {config.shard}"
     if min(rows) == 0:
         return _entry("shards", "warning", detail + "; a rank without rows only takes part in exchanges")
     if min(rows) < max(rows):

@@ -89,7 +89,7 @@ def begin(config: Config, arguments: Sequence[str], run_id: str) -> dict[str, An
     """A result in which nothing is known yet but what was asked for, and on which machine."""
     smap = config.shard_map()
     workload = {"id": config.workload_id, "mode": config.mode} | {name: getattr(config, name) for name in _WORKLOAD}
-    workload["shard_map"] = "head_tail" if config.mask == "causal" else "contiguous"
+    workload["shard_map"] = config.shard
     workload["schedules"] = ["ring", *config.schedules]
     workload["local_rows"] = [smap.local_rows(rank) for rank in range(config.world)]
     on_device = config.backend == "nccl"

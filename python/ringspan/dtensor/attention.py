@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
+import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from ringspan.attend import Request, Shares, attend, check_arguments
-from ringspan.call import Choices, Sizes
+from ringspan.attention import Shares, attend
+from ringspan.call import Given, Sizes
 from ringspan.dtensor.arrangement import OPERANDS, Arrangement, Place, arrange, place_of
 from ringspan.dtensor.operands import (
     as_dtensors,
@@ -22,51 +24,49 @@ from ringspan.dtensor.operands import (
 )
 from ringspan.dtensor.placements import SINK_AXES, Role, Roles, axes_of_pairs, axes_of_slopes
 from ringspan.dtensor.split import Split, split_in_effect
-from ringspan.group import Group
-from ringspan.pairs import Alibi, PairChoices
+from ringspan.entry import Telling
+from ringspan.group import LOCAL, Group
+from ringspan.numbers import check_sum
+from ringspan.pairs import Alibi
 from ringspan.shard_map import ShardMap
 from ringspan.stats import Stats
 
 
-def attend_on_dtensors(request: Request, group: Group) -> Tensor | tuple[Tensor, Stats]:
-    """See `ringspan.attention`. The gradients of DTensors are DTensors too."""
-    choices, pairs = request.choices, request.pairs
-    check_arguments(request)
-    _check_group(group)
-    bias = pairs.bias.slopes if isinstance(pairs.bias, Alibi) else pairs.bias
-    named = {
-        "query": request.query, "key": request.key, "value": request.value,
-        "sink": request.sink, "attn_mask": pairs.attn_mask, "bias": bias,
-    }  # fmt: skip
+def attend_on_dtensors(given: Given) -> Tensor | tuple[Tensor, Stats]:
+    """See `ringspan.attention`: `given` are its arguments. The gradients of DTensors are DTensors too."""
+    _check_group(given["group"])
+    named = {name: given[name] for name in (*OPERANDS, "sink", "attn_mask", "bias")}
+    if isinstance(given["bias"], Alibi):
+        named["bias"] = given["bias"].slopes
     mesh = common_mesh(named)
-    given = as_dtensors(named, mesh)
-    arrangement = arrange(given["query"], given["key"], given["value"], choices.layout, choices.num_heads)
-    roles, split = arrangement.roles, split_in_effect()
-    places = arrangement.operands | _places_of_others(given, pairs, roles)
-    placed = [in_place(name, given[name], place) for name, place in places.items()]
+    tensors = as_dtensors(named, mesh)
+    arrangement = arrange(*(tensors[name] for name in OPERANDS), given["layout"], given["num_heads"])
+    roles = arrangement.roles
+    places = arrangement.operands | _places_of_others(tensors, given, roles)
+    placed = [in_place(name, tensors[name], place) for name, place in places.items()]
     parts = dict(zip(places, local_parts(placed, list(places.values())), strict=True))
-    local = Request(
-        parts["query"],
-        parts["key"],
-        parts["value"],
-        parts.get("sink"),
-        _local_choices(choices, arrangement, split),
-        _local_pairs(pairs, arrangement.sizes, parts),
-        request.return_stats,
-        request.assume_agreed,
-    )
+    group = roles.sequence_group() if takes_part(mesh) else None
+    local = dict(given) | parts
+    local |= _local_choices(given, arrangement, split_in_effect()) | _local_pairs(given, arrangement.sizes, parts)
+    local["group"] = LOCAL if group is None else group
     if takes_part(mesh):
         names = (tuple(roles.group_names(role)) for role in (Role.BATCH, Role.HEADS))
-        shares = Shares(*names, roles.parts[Role.BATCH])
-        result = attend(local, roles.sequence_group(), shares, is_checked=True)
+        result = _attend_and_tell(local, Shares(*names, roles.parts[Role.BATCH]))
     else:
         result = _nothing(local)
     return _wrap_result(result, arrangement)
 
 
-def _nothing(local: Request) -> Tensor | tuple[Tensor, Stats]:
+def _attend_and_tell(local: Given, shares: Shares) -> Tensor | tuple[Tensor, Stats]:
+    if torch.compiler.is_compiling() or local["assume_agreed"]:
+        return attend(local, shares)
+    with Telling(local["group"]):
+        return attend(local, shares)
+
+
+def _nothing(local: Given) -> Tensor | tuple[Tensor, Stats]:
     """What a rank outside the mesh has of the results, as of any DTensor: an empty tensor."""
-    return (local.query, Stats(*[local.query] * 3)) if local.return_stats else local.query
+    return (local["query"], Stats(*[local["query"]] * 3)) if local["return_stats"] else local["query"]
 
 
 def _check_group(group: Group) -> None:
@@ -76,33 +76,37 @@ def _check_group(group: Group) -> None:
         )
 
 
-def _local_choices(choices: Choices, arrangement: Arrangement, split: Split) -> Choices:
-    """The choices for the ranks that share the sequence: explicit maps, and this rank's number of heads."""
+def _local_choices(given: Given, arrangement: Arrangement, split: Split) -> dict[str, Any]:
+    """What is chosen for the ranks that share the sequence: explicit maps, and this rank's number of heads."""
     sizes, parts = arrangement.sizes, arrangement.roles.parts
-    heads = None if choices.num_heads is None else choices.num_heads // parts[Role.HEADS]
+    chosen: dict[str, Any] = {}
+    if given["num_heads"] is not None:
+        chosen["num_heads"] = given["num_heads"] // parts[Role.HEADS]
     if Role.SEQUENCE not in arrangement.roles.roles:
-        return replace(choices, num_heads=heads)
+        return chosen
     world = parts[Role.SEQUENCE]
-    q_map = _map(choices.shard_map, sizes.q_rows, world, split)
-    kv_map = choices.kv_shard_map if choices.kv_shard_map is not None else choices.shard_map
+    q_map = _map(given["shard_map"], sizes.q_rows, world, split)
+    kv_map = given["kv_shard_map"] if given["kv_shard_map"] is not None else given["shard_map"]
     kv_map = q_map if kv_map is None and sizes.kv_rows == sizes.q_rows else _map(kv_map, sizes.kv_rows, world, split)
-    exchange = split.exchange if choices.exchange == "auto" else choices.exchange
-    return Choices(choices.mask, q_map, kv_map, choices.layout, heads, choices.scale, choices.schedule, exchange)
+    chosen |= {"shard_map": q_map, "kv_shard_map": kv_map}
+    if given["exchange"] == "auto":
+        chosen["exchange"] = split.exchange
+    return chosen
 
 
 def _map(given: ShardMap | None, rows: int, world: int, split: Split) -> ShardMap:
     return map_of(split.make_map, rows, world) if given is None else check_rows(given, rows, world)
 
 
-def _places_of_others(given: dict[str, DTensor], pairs: PairChoices, roles: Roles) -> dict[str, Place]:
+def _places_of_others(tensors: dict[str, DTensor], given: Given, roles: Roles) -> dict[str, Place]:
     """Where sink, mask and bias lie, each by the axes that it has for itself."""
     places = {}
-    for name, tensor in given.items():
+    for name, tensor in tensors.items():
         if name in OPERANDS:
             continue
         if name == "sink":
             axes = SINK_AXES
-        elif name == "bias" and isinstance(pairs.bias, Alibi):
+        elif name == "bias" and isinstance(given["bias"], Alibi):
             axes = axes_of_slopes(tensor)
         else:
             axes = axes_of_pairs(tensor.shape)
@@ -110,15 +114,15 @@ def _places_of_others(given: dict[str, DTensor], pairs: PairChoices, roles: Role
     return places
 
 
-def _local_pairs(pairs: PairChoices, sizes: Sizes, parts: dict[str, Tensor | None]) -> PairChoices:
+def _local_pairs(given: Given, sizes: Sizes, parts: dict[str, Tensor]) -> dict[str, Any]:
     """Masks and biases are this rank's parts; places stay those of the whole call."""
-    if pairs.attn_mask is None and pairs.bias is None and pairs.dropout_p == 0:
-        return pairs
-    bias = parts.get("bias")
-    if isinstance(pairs.bias, Alibi):
-        bias = replace(pairs.bias, slopes=bias)
-    total = pairs.head_offset + sizes.q_heads if pairs.total_heads is None else pairs.total_heads
-    return replace(pairs, attn_mask=parts.get("attn_mask"), bias=bias, total_heads=total)
+    found: dict[str, Any] = {}
+    if isinstance(given["bias"], Alibi):
+        found["bias"] = replace(given["bias"], slopes=parts["bias"])
+    if given["dropout_p"] > 0 and given["total_heads"] is None:
+        heads = sizes.q_heads
+        found["total_heads"] = check_sum("head_offset", given["head_offset"], "the number of query heads", heads)
+    return found
 
 
 def _wrap_result(result: Tensor | tuple[Tensor, Stats], arrangement: Arrangement) -> Tensor | tuple[Tensor, Stats]:

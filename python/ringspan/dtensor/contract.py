@@ -15,11 +15,15 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate
 
+from ringspan.call import AXES
 from ringspan.dtensor.arrangement import OPERANDS, Place, arrange, place_of
 from ringspan.dtensor.operands import as_dtensor, common_mesh, in_place, map_of, takes_part
+from ringspan.dtensor.peers import tell_group_of
 from ringspan.dtensor.placements import SINK_AXES, Role, axes_of_pairs, axes_of_slopes
 from ringspan.dtensor.private import local_of
 from ringspan.dtensor.split import check_traceable, split_in_effect
+from ringspan.entry import Telling
+from ringspan.group import LOCAL, group_of
 
 _FIRST_COMPRESSED_MODE = 2  # from here on a mask says nothing that a rank could have a part of
 _SLOPES = 2  # pse_type from here on: slopes instead of a bias
@@ -48,7 +52,8 @@ class _Placed:
         named = self.named = {name: getattr(given, name) for name in (*OPERANDS, *_MASKS, *results)}
         self.mesh = common_mesh(named)
         operands = [as_dtensor(name, named[name], self.mesh) for name in OPERANDS]
-        self.arrangement = arrange(*operands, given.input_layout.upper(), given.head_num)
+        layout = given.input_layout.upper()
+        self.arrangement = arrange(*operands, layout, _checked_heads(given, layout))
         self.places = self.arrangement.operands.copy()
         for name in _MASKS:
             if named[name] is not None:
@@ -100,6 +105,28 @@ class _Placed:
                 changed[name] = map_of(split.make_map, rows, world).to_tensor()
 
 
+def _checked_heads(given: Any, layout: str) -> int | None:
+    """The number of query heads where the layout does not show it. ValueError where head_num does not fit query."""
+    if layout not in AXES:
+        raise ValueError(f"input_layout is {given.input_layout!r}; give one of {', '.join(AXES)}")
+    shape, heads_axis = given.query.shape, AXES[layout][1]
+    if given.head_num < 1:
+        raise ValueError(f"head_num is {given.head_num}; give the number of query heads")
+    if len(shape) != len(layout):
+        return None  # the arrangement says so
+    if heads_axis is not None and shape[heads_axis] != given.head_num:
+        raise ValueError(f"head_num is {given.head_num}, but query has {shape[heads_axis]} heads in layout {layout}")
+    if heads_axis is None and shape[2] % given.head_num != 0:
+        raise ValueError(f"query has a hidden size of {shape[2]}, which head_num {given.head_num} does not divide")
+    return given.head_num if heads_axis is None else None
+
+
+def _run(op: Any, given: Any) -> tuple[Any, ...]:
+    """The op on this rank's tensors; it tells its peers of its own errors."""
+    with Telling(group_of(given.group_name) if given.in_group else LOCAL):
+        return op(*given)
+
+
 def _whole(small: DTensor) -> Tensor:
     """Seeds and lengths, which may come as DTensors."""
     return local_of(small) if all(place == Replicate() for place in small.placements) else small.full_tensor()
@@ -110,7 +137,7 @@ def _forward(op: Any, given: Any) -> tuple[Any, ...]:
     arrangement, empty = placed.arrangement, torch.empty(0, dtype=torch.int64)
     if takes_part(placed.mesh):
         given = placed.arguments()
-        out, row_max, row_sum, softmax_out, seed, offset, _ = op(*given)
+        out, row_max, row_sum, softmax_out, seed, offset, _ = _run(op, given)
         kept = [out, row_max, row_sum, *(empty if chosen is None else chosen for chosen in (given.q_map, given.kv_map))]
     else:
         out, seed, offset = placed.local("query"), empty, empty
@@ -131,7 +158,7 @@ def _backward(op: Any, given: Any) -> tuple[Tensor, ...]:
     if not takes_part(placed.mesh):
         return given.query, given.key, given.value, given.query, given.query
     places, nothing = placed.places, placed.arrangement.nothing
-    *gradients, dpse, dsink = op(*placed.arguments())
+    *gradients, dpse, dsink = _run(op, placed.arguments())
     results = [places[name].wrap_gradient(gradient) for name, gradient in zip(OPERANDS, gradients, strict=True)]
     for name, gradient in (("pse", dpse), ("sink", dsink)):
         is_part = name in places and gradient.numel()
@@ -151,8 +178,11 @@ def _rule(op: Any, run: Callable[[Any, Any], tuple[Any, ...]]) -> None:
             )
         try:
             return run(op, given)
-        except ValueError as error:
-            raise RuntimeError(str(error)) from error
+        except BaseException as error:
+            tell_group_of(error, (given.query, given.key, given.value), given.input_layout.upper(), given.head_num)
+            if isinstance(error, ValueError):
+                raise RuntimeError(str(error)) from error
+            raise
 
     torch.library.register_torch_dispatch(op, DTensor, rule)
 

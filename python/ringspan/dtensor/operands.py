@@ -44,6 +44,8 @@ def as_dtensor(name: str, tensor: Tensor, mesh: DeviceMesh, was_accepted: bool =
     """Itself, or a plain tensor as a replicated one, where the dispatcher allows that or did so in the forward."""
     if isinstance(tensor, DTensor):
         return tensor
+    if not isinstance(tensor, Tensor):
+        raise ValueError(f"{name} is of {type(tensor).__name__}; give a tensor")
     if not was_accepted and not allows_implicit_replication():
         raise ValueError(
             f"{name} is a plain tensor beside DTensors; distribute it, or call "

@@ -20,10 +20,11 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from ringspan.attend import OFFERED_DTYPES
-from ringspan.attention import attention
+from ringspan.attention import OFFERED_DTYPES, attention_inside
 from ringspan.dtensor import private
 from ringspan.dtensor.split import ENABLED, check_traceable, split_in_effect
+from ringspan.entry import enters, has_dtensors
+from ringspan.group import LOCAL
 from ringspan.masks import causal, full
 
 _aten_sdpa = torch.ops.aten.scaled_dot_product_attention.default
@@ -121,7 +122,7 @@ def _rule(cls: type, func: Any, types: tuple[type, ...], args: tuple = (), kwarg
 
 
 def _is_ours(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None) -> bool:
-    if any(isinstance(tensor, DTensor) for tensor in (query, key, value, attn_mask)):
+    if has_dtensors(query, key, value, attn_mask):
         return bool(ENABLED.splits)
     plain = (query, key, value) if attn_mask is None else (query, key, value, attn_mask)
     return (
@@ -133,6 +134,7 @@ def _is_ours(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None
     )
 
 
+@enters(takes_dtensors=True)
 def _attend(
     query: Tensor,
     key: Tensor,
@@ -154,7 +156,7 @@ def _attend(
         return whole.squeeze(0)
     if not enable_gqa and query.shape[1] != key.shape[1]:
         raise RuntimeError(f"query has {query.shape[1]} heads and key {key.shape[1]}; give it enable_gqa=True")
-    return attention(
+    return attention_inside(
         query,
         key,
         value,
@@ -162,6 +164,7 @@ def _attend(
         attn_mask=attn_mask,
         dropout_p=dropout_p,
         scale=scale,
+        group=None if has_dtensors(query, key, value, attn_mask) else LOCAL,
     )
 
 

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import AuxOutput, AuxRequest, BlockMask
 
-from ringspan.attend import check_tensors
-from ringspan.attention import attention
-from ringspan.call import read_sizes, resolve_scale
+from ringspan.attention import attention_inside, check_tensors
+from ringspan.call import check_scale, read_sizes, resolve_scale
+from ringspan.entry import enters
 from ringspan.flex.masks import MaskMod, to_mask
 from ringspan.flex.mods import Pairs, ScoreMod, read_score_mod, scale_and_softcap
 from ringspan.flex.options import check_kernel_options
-from ringspan.group import Group, name_and_world, rank_in, tell_peers
+from ringspan.group import Group, name_and_world, rank_in, world_mismatch
 from ringspan.masks import Mask, full
 from ringspan.shard_map import ShardMap
 
@@ -22,6 +22,7 @@ _COMPILED = "ringspan.flex reads the values of masks and biases; outside of comp
 
 
 @torch.compiler.disable(reason=_COMPILED)
+@enters(takes_dtensors=True)
 def flex_attention(
     query: Tensor,
     key: Tensor,
@@ -62,25 +63,18 @@ def flex_attention(
     for a bad argument, on every rank and before anything is sent; what a mod itself raises goes through, and to the
     peers as a ValueError. Under torch.compile the call breaks the graph, and fullgraph=True refuses it.
     """
-    group_name, _ = name_and_world(group)
-    try:
-        if return_lse and return_aux is not None:
-            raise ValueError("return_lse and return_aux are both given; ask with return_aux=AuxRequest(lse=True) alone")
-        check_kernel_options(kernel_options)
-        check_tensors(query, key, value)
-        arguments = to_arguments(
-            query, key, score_mod, block_mask, scale, shard_map=shard_map, kv_shard_map=kv_shard_map, group=group
+    if return_lse and return_aux is not None:
+        raise ValueError("return_lse and return_aux are both given; ask with return_aux=AuxRequest(lse=True) alone")
+    check_kernel_options(kernel_options)
+    check_tensors(query, key, value)
+    arguments = to_arguments(
+        query, key, score_mod, block_mask, scale, shard_map=shard_map, kv_shard_map=kv_shard_map, group=group
+    )
+    if not enable_gqa and query.shape[1] != key.shape[1]:
+        raise ValueError(
+            f"query has {query.shape[1]} heads, key has {key.shape[1]}; give enable_gqa=True for grouped queries"
         )
-        if not enable_gqa and query.shape[1] != key.shape[1]:
-            raise ValueError(
-                f"query has {query.shape[1]} heads, key has {key.shape[1]}; give enable_gqa=True for grouped queries"
-            )
-    except Exception as error:
-        # Whatever a mod raises: the peers may have no reason to raise.
-        if not assume_agreed:
-            tell_peers(group_name, error)
-        raise
-    out, stats = attention(
+    out, stats = attention_inside(
         query,
         key,
         value,
@@ -117,9 +111,8 @@ def to_arguments(
     `ringspan.attention`.
     """
     sizes = read_sizes(query.shape, key.shape, key.shape, "BNSD", None)
-    world, rank = name_and_world(group)[1], rank_in(group)
-    q_len, rows = _positions("query", shard_map, sizes.q_rows, world, rank)
-    kv_len, _ = _positions("key", shard_map if kv_shard_map is None else kv_shard_map, sizes.kv_rows, world, rank)
+    q_len, rows = _positions("query", shard_map, sizes.q_rows, group)
+    kv_len, _ = _positions("key", shard_map if kv_shard_map is None else kv_shard_map, sizes.kv_rows, group)
     if rows.dim() == 2 and len(rows) != sizes.batch:
         raise ValueError(f"shard_map splits {len(rows)} batch entries, but query has {sizes.batch}")
     mask = block_mask
@@ -127,6 +120,8 @@ def to_arguments(
         raise ValueError(f"block_mask is a tensor of {mask.dtype}; give what to_mask returns, or a BlockMask")
     if mask is not None and not isinstance(mask, Mask | Tensor):
         mask = to_mask(mask, q_len, kv_len, batch=sizes.batch, heads=sizes.q_heads, rows=rows)
+    if scale is not None:
+        check_scale(scale)
     arguments: dict[str, Any] = {"scale": resolve_scale(scale, sizes.qk_dim)}
     masks = [mask]
     if score_mod is not None:
@@ -138,14 +133,15 @@ def to_arguments(
     return arguments | _joined(masks)
 
 
-def _positions(name: str, smap: ShardMap | None, num_rows: int, world: int, rank: int) -> tuple[int, Tensor]:
+def _positions(name: str, smap: ShardMap | None, num_rows: int, group: Group) -> tuple[int, Tensor]:
     """Length of the whole sequence, and the global positions of this rank's rows, padding as 0: [R], or [B, R]."""
+    world, rank = name_and_world(group)[1], rank_in(group)
     if smap is None:
         return num_rows * world, torch.arange(rank * num_rows, (rank + 1) * num_rows)
     if not isinstance(smap, ShardMap):
         raise ValueError(f"the map of {name} is of {type(smap).__name__}; give a ShardMap or None")
     if smap.world_size != world:
-        raise ValueError(f"the map of {name} splits over {smap.world_size} ranks, but the group has {world}")
+        raise world_mismatch(f"the map of {name}", smap.world_size, group, world)
     if smap.local_rows(rank) != num_rows:
         raise ValueError(f"{name} has {num_rows} rows, but its map gives rank {rank} {smap.local_rows(rank)}")
     rows = [smap.positions(rank, entry).clamp(min=0) for entry in range(smap.num_lists)]

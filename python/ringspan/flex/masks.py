@@ -78,13 +78,19 @@ class Rule:
 
     def _pieces(self, rows: Tensor) -> Iterator[Tensor]:
         """Bool [B or 1, N or 1, some rows, kv_len] for the queries at positions `rows`, [R] or [B, R], in order."""
-        shapes, most_rows = [self._decide(rows[..., :1], torch.zeros(1, dtype=torch.int64)).shape], rows.shape[-1]
-        if self.blocks is not None:
-            shapes += [self.blocks.at(kind, rows[..., :1], 1).shape for kind in (self.blocks.partial, self.blocks.full)]
-            most_rows = self.blocks.q_size  # a row of blocks has few columns in which the mod decides
-        lists = [max(shape[axis] for shape in shapes) for axis in (0, 1)]
+        lists = self._lists(rows)
+        # A row of blocks has few columns in which the mod decides.
+        most_rows = rows.shape[-1] if self.blocks is None else self.blocks.q_size
         for begin, end in row_chunks(rows.shape[-1], lists[0] * lists[1] * self.kv_len, most_rows):
             yield self._keep(rows[..., begin:end]).expand(*lists, -1, -1)
+
+    def _lists(self, rows: Tensor) -> tuple[int, int]:
+        """Batch entries and heads that the mask tells apart (1: none), the same whatever rows this rank holds."""
+        first = torch.zeros(*rows.shape[:-1], 1, dtype=torch.int64)
+        shapes = [self._decide(first, torch.zeros(1, dtype=torch.int64)).shape]
+        if self.blocks is not None:
+            shapes += [self.blocks.at(kind, first, 1).shape for kind in (self.blocks.partial, self.blocks.full)]
+        return max(shape[0] for shape in shapes), max(shape[1] for shape in shapes)
 
     def _keep(self, q: Tensor) -> Tensor:
         if self.blocks is None:
@@ -121,7 +127,7 @@ class Rule:
 
     def _dense(self, rows: Tensor) -> Tensor:
         if rows.shape[-1] == 0:
-            return torch.zeros(1, 1, 0, self.kv_len, dtype=torch.bool)
+            return torch.zeros(*self._lists(rows), 0, self.kv_len, dtype=torch.bool)
         return torch.cat(list(self._pieces(rows)), 2)
 
 

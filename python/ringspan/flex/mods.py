@@ -48,13 +48,13 @@ def read_score_mod(mod: ScoreMod, pairs: Pairs, dtype: torch.dtype) -> tuple[For
     """
     if pairs.q_len == 0 or pairs.kv_len == 0:
         return Form(dtype), None  # of no pairs
-    # A rank without rows reads the form at the first query, so that all ranks read the same one.
-    place = torch.zeros(1, dtype=torch.int64)
-    rows = pairs.rows if pairs.rows.shape[-1] else place
-    first = _read(mod, Grid(pairs.batch, pairs.heads, rows[..., :1], place), dtype)
+    # Every rank reads the form at one place, and twice along each axis, so that all know the same of it: what it adds
+    # has one element along an axis that it does not look at.
+    place = torch.zeros(2, dtype=torch.int64)
+    first = _read(mod, Grid(pairs.batch, pairs.heads, place.expand(*pairs.rows.shape[:-1], 2), place), dtype)
     form, added = replace(first, added=None, kept=None), None
     if first.added is not None:
-        added = _added(mod, pairs, rows, first, dtype)[..., : pairs.rows.shape[-1], :]
+        added = _added(mod, pairs, first, dtype)
     mask = None
     if first.kept is not None:
         rule = Rule(_kept_by(mod, dtype), None, pairs.batch, pairs.heads, pairs.q_len, pairs.kv_len)
@@ -62,17 +62,20 @@ def read_score_mod(mod: ScoreMod, pairs: Pairs, dtype: torch.dtype) -> tuple[For
     return replace(form, added=added), mask
 
 
-def _added(mod: ScoreMod, pairs: Pairs, rows: Tensor, first: Form, dtype: torch.dtype) -> Tensor:
+def _added(mod: ScoreMod, pairs: Pairs, first: Form, dtype: torch.dtype) -> Tensor:
+    """[B or 1, N or 1, R or 1, kv_len or 1]; of no rows where it has an axis of rows and this rank has none."""
+    lists, by_rows = first.added.shape[0] * first.added.shape[1], first.added.shape[2] > 1
+    rows = pairs.rows
+    if not by_rows or rows.shape[-1] == 0:
+        rows = torch.zeros(*rows.shape[:-1], 1, dtype=torch.int64)  # any one row
     parts = []
-    lists = first.added.shape[0] * first.added.shape[1]
     for begin, end in row_chunks(rows.shape[-1], lists * pairs.kv_len, rows.shape[-1]):
         form = _read(mod, pairs.grid(rows[..., begin:end]), dtype)
         if (form.factor, form.inner) != (first.factor, first.inner):
             raise NotImplementedError("score_mod applies other numbers to the score each time that it is called")
         parts.append(form.added)
-        if form.added.shape[2] != end - begin:
-            break  # one row for all
-    return torch.cat(parts, 2)
+    added = torch.cat(parts, 2)
+    return added[:, :, : pairs.rows.shape[-1]] if by_rows else added
 
 
 def _read(mod: ScoreMod, grid: Grid, dtype: torch.dtype) -> Form:

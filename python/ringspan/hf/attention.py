@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from ringspan.attention import attention
-from ringspan.group import tell_peers
-from ringspan.hf.context import current_forward
+from ringspan.entry import Telling
+from ringspan.group import LOCAL
+from ringspan.hf.context import current_forward, group_here
 from ringspan.hf.masks import StructuredMask
 from ringspan.hf.patterns import Pattern
 from ringspan.masks import causal, documents, full
@@ -33,7 +34,19 @@ HARMLESS = frozenset(
 
 
 @torch.compiler.disable
-def attend(
+def attend(*args: Any, **kwargs: Any) -> tuple[Tensor, None]:
+    """The function registered in `AttentionInterface`; its arguments are those of transformers, see `_attend`.
+
+    Raises ValueError where arguments contradict each other and NotImplementedError, by name, for those that are not
+    known; on every rank.
+    """
+    masks = (one for one in (*args, *kwargs.values()) if isinstance(one, StructuredMask))
+    forward = next((mask.forward for mask in masks), None)
+    with Telling(group_here() if forward is None else forward.group):
+        return _attend(*args, **kwargs)
+
+
+def _attend(
     module: torch.nn.Module,
     query: Tensor,
     key: Tensor,
@@ -48,28 +61,18 @@ def attend(
     is_causal: bool | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """The function registered in `AttentionInterface`; its arguments are those of transformers.
-
-    query [B, N, Sq, D], key and value [B, Nkv, Skv, D]; attention_mask: a `StructuredMask`, a tensor [B, 1 or N, Sq,
+    """query [B, N, Sq, D], key and value [B, Nkv, Skv, D]; attention_mask: a `StructuredMask`, a tensor [B, 1 or N, Sq,
     Skv] (bool: True takes part; float: added) or None. Returns [B, Sq, N, D] and no weights.
-
-    Raises ValueError where arguments contradict each other and NotImplementedError, by name, for those that are not
-    known; on every rank.
     """
     forward = attention_mask.forward if isinstance(attention_mask, StructuredMask) else None
-    try:
-        _check_unknown(others)
-        found = _structured(module, attention_mask, query, key, sliding_window, is_causal)
-        _check_sizes(found, query, key)
-        _check_causal(found.pattern, is_causal)
-        _check_window(found, key.shape[2], sliding_window)
-        if forward is not None and position_bias is not None:
-            raise NotImplementedError("position_bias is not offered under context parallelism; run it on one rank")
-        found = _with_documents(found, query.shape[2], others)
-    except (ValueError, NotImplementedError) as error:
-        if forward is not None:
-            tell_peers(forward.group_name, error)
-        raise
+    _check_unknown(others)
+    found = _structured(module, attention_mask, query, key, sliding_window, is_causal)
+    _check_sizes(found, query, key)
+    _check_causal(found.pattern, is_causal)
+    _check_window(found, key.shape[2], sliding_window)
+    if forward is not None and position_bias is not None:
+        raise NotImplementedError("position_bias is not offered under context parallelism; run it on one rank")
+    found = _with_documents(found, query.shape[2], others)
     if forward is not None:
         forward.calls += 1
     wide = torch.float64 if query.dtype == torch.float64 else torch.float32
@@ -80,7 +83,7 @@ def attend(
         mask=found.mask,
         attn_mask=found.keep,
         shard_map=None if forward is None else forward.shard_map,
-        group=None if forward is None else forward.group,
+        group=LOCAL if forward is None else forward.group,
         scale=scaling,
         softcap=softcap,
         sink=None if s_aux is None else s_aux.to(wide),
@@ -113,14 +116,11 @@ def _structured(
     """Any mask of transformers as a `StructuredMask`."""
     if isinstance(given, StructuredMask) and given.forward is not None:
         return given
-    active = current_forward()
-    if active is not None:
-        error = NotImplementedError(
+    if current_forward() is not None:
+        raise NotImplementedError(
             f"a layer under context_parallel got attention_mask={type(given).__name__} that was not made for this "
             "forward; leave the mask to the model, or run it on one rank"
         )
-        tell_peers(active.group_name, error)
-        raise error
     if isinstance(given, StructuredMask):
         return given
     rows, keys = query.shape[2], key.shape[2]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ringspan.group import Group, name_and_world, rank_in, tell_peers
+from ringspan.entry import Telling, enters
+from ringspan.group import LOCAL, Group, name_and_world, rank_in, world_mismatch
 from ringspan.hf.inputs import check_call, gather
 from ringspan.hf.models import CHECKED_MODELS, check_model, find_model, num_layers
 from ringspan.masks import int64_table
@@ -29,7 +30,6 @@ class Forward:
     """
 
     group: Group
-    group_name: str
     shard_map: ShardMap
     rows: int
     documents: Tensor | None
@@ -44,11 +44,10 @@ class _Context:
 
     model: torch.nn.Module
     group: Group
-    group_name: str
     rank: int
     shard_map: ShardMap
     documents: Tensor | None
-    outer: _Context | None
+    outer: _Context | None = None
     is_open: bool = True
     forward: Forward | None = None
 
@@ -72,16 +71,20 @@ def current_forward() -> Forward | None:
     if context is None:
         return None
     if context.forward is None:
-        error = ValueError(
+        raise ValueError(
             "a model that was not given to the innermost context_parallel was called inside of it; call it outside, or "
             "in a context of its own"
         )
-        tell_peers(context.group_name, error)
-        raise error
     return context.forward
 
 
-@contextmanager
+def group_here() -> Group:
+    """The group of the innermost open `context_parallel`, that of this process alone outside of any."""
+    context = _active()
+    return LOCAL if context is None else context.group
+
+
+@enters()
 def context_parallel(
     model: torch.nn.Module,
     *,
@@ -89,7 +92,7 @@ def context_parallel(
     shard_map: ShardMap,
     documents: Sequence[int] | Sequence[Sequence[int]] | Tensor | None = None,
     assume_token_wise: bool = False,
-) -> Iterator[None]:
+) -> AbstractContextManager[None]:
     """Inside, `model` is called with this rank's tokens, and its attention goes over those of all ranks of `group`.
 
     model: a transformers model with `attn_implementation="ringspan"`, or a module around one (DDP, PEFT). It is called
@@ -106,31 +109,31 @@ def context_parallel(
     Raises ValueError for arguments that do not fit and NotImplementedError for models and arguments of theirs that are
     not offered under context parallelism (docs/transformers.md), before anything is sent and on every rank.
     """
-    group_name, world = name_and_world(group)
-    try:
-        found = find_model(model)
-        check_model(found, assume_token_wise)
-        if not isinstance(shard_map, ShardMap):
-            raise ValueError(f"shard_map is of {type(shard_map).__name__}; give a ShardMap")
-        if shard_map.world_size != world:
-            raise ValueError(
-                f"the group has {world} ranks, but the map splits over {shard_map.world_size}; give its group"
-            )
-        rows = [shard_map.local_rows(rank) for rank in range(world)]
-        if 0 in rows:
-            raise ValueError(
-                f"rank {rows.index(0)} holds no token of the {shard_map.seq_len} in the map; models cannot be called "
-                "with none: give every rank some, or fewer ranks"
-            )
-        lengths = _lengths(documents, shard_map.seq_len)
-    except (ValueError, NotImplementedError) as error:
-        tell_peers(group_name, error)
-        raise
-    context = _Context(found, group, group_name, rank_in(group), shard_map, lengths, _active())
+    _, world = name_and_world(group)
+    found = find_model(model)
+    check_model(found, assume_token_wise)
+    if not isinstance(shard_map, ShardMap):
+        raise ValueError(f"shard_map is of {type(shard_map).__name__}; give a ShardMap")
+    if shard_map.world_size != world:
+        raise world_mismatch("shard_map", shard_map.world_size, group, world)
+    rows = [shard_map.local_rows(rank) for rank in range(world)]
+    if 0 in rows:
+        raise ValueError(
+            f"rank {rows.index(0)} holds no token of the {shard_map.seq_len} in the map; models cannot be called "
+            "with none: give every rank some, or fewer ranks"
+        )
+    return _open(_Context(found, group, rank_in(group), shard_map, _lengths(documents, shard_map.seq_len)))
+
+
+@contextmanager
+def _open(context: _Context) -> Iterator[None]:
+    context.outer = _active()
     _INNERMOST.set(context)
     hooks = [
-        found.register_forward_pre_hook(lambda _, args, kwargs: _begin(context, args, kwargs), with_kwargs=True),
-        found.register_forward_hook(lambda _, args, output: _end(context, output), always_call=True),
+        context.model.register_forward_pre_hook(
+            lambda _, args, kwargs: _begin(context, args, kwargs), with_kwargs=True
+        ),
+        context.model.register_forward_hook(lambda _, args, output: _end(context, output), always_call=True),
     ]
     try:
         yield
@@ -147,21 +150,16 @@ def _begin(context: _Context, args: tuple, kwargs: dict[str, Any]) -> tuple[tupl
     active = _active()
     if active is not context and active is not None:
         return args, kwargs  # the inner context has hooks of its own, and no mask is made without them
-    smap = context.shard_map
-    try:
+    with Telling(context.group):
         if active is None:
             raise ValueError(
                 "context_parallel was entered in another thread or task; enter it where the model is called"
             )
+        smap = context.shard_map
         rows = smap.local_rows(context.rank)
         args, kwargs, local = check_call(context.model, args, kwargs, rows, context.documents)
-    except (ValueError, NotImplementedError) as error:
-        tell_peers(context.group_name, error)
-        raise
-    whole = gather(local, smap, context.group, context.documents)
-    context.forward = Forward(
-        context.group, context.group_name, smap, rows, context.documents, whole.padding, whole.counts_from_zero
-    )
+        whole = gather(local, smap, context.group, context.documents)
+    context.forward = Forward(context.group, smap, rows, context.documents, whole.padding, whole.counts_from_zero)
     return args, kwargs
 
 

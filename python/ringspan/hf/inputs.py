@@ -15,9 +15,13 @@ from ringspan.shard_map import ShardMap
 # Besides these a model may be called only with None and False: what is not known is not dropped.
 _OFFERED = {"input_ids", "inputs_embeds", "position_ids", "attention_mask", "token_type_ids"}
 _OFFERED |= {"output_hidden_states", "return_dict"}
+_LABELS = (
+    "losses are means over this rank's tokens, shifted inside of its shard; shift and shard the labels yourself and "
+    "use ringspan.masked_mean_loss"
+)
 _INSTEAD = {
-    "labels": "losses are means over this rank's tokens, shifted inside of its shard; shift and shard the labels "
-    "yourself and use ringspan.masked_mean_loss",
+    "labels": _LABELS,
+    "shift_labels": _LABELS,
     "cu_seq_lens_q": "give context_parallel(documents=lengths)",
     "cu_seq_lens_k": "give context_parallel(documents=lengths)",
     "cache": "a cache holds this rank's keys only; generate on one rank",

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ringspan.group import tell_peers
-from ringspan.hf.context import Forward, current_forward
+from ringspan.entry import Telling
+from ringspan.hf.context import Forward, current_forward, group_here
 from ringspan.hf.patterns import Pattern, read_pattern
 from ringspan.masks import Mask, bands, causal, chunked, documents, full, window
 
@@ -34,7 +34,16 @@ class StructuredMask:
 
 
 @torch.compiler.disable
-def make_mask(
+def make_mask(*args: Any, **kwargs: Any) -> StructuredMask:
+    """The function registered in `AttentionMaskInterface`; its arguments are those of transformers, see `_make_mask`.
+
+    Raises NotImplementedError under context parallelism for what cannot be said of the whole sequence.
+    """
+    with Telling(group_here()):
+        return _make_mask(*args, **kwargs)
+
+
+def _make_mask(
     batch_size: int,
     q_length: int,
     kv_length: int,
@@ -44,10 +53,8 @@ def make_mask(
     attention_mask: Any = None,
     **others: Any,
 ) -> StructuredMask:
-    """The function registered in `AttentionMaskInterface`; its arguments are those of transformers.
-
-    Row r is position q_offset + r, column c is position kv_offset + c. attention_mask: bool [B, positions], False is
-    padding. Raises NotImplementedError under context parallelism for what cannot be said of the whole sequence.
+    """Row r is position q_offset + r, column c is position kv_offset + c. attention_mask: bool [B, positions], False is
+    padding.
     """
     if isinstance(attention_mask, StructuredMask):
         return attention_mask
@@ -55,11 +62,7 @@ def make_mask(
     pattern = read_pattern(mask_function)
     forward = current_forward()
     if forward is not None:
-        try:
-            return _mask_of_shards(forward, shape, pattern, mask_function)
-        except (ValueError, NotImplementedError) as error:
-            tell_peers(forward.group_name, error)
-            raise
+        return _mask_of_shards(forward, shape, pattern, mask_function)
     q_offset = int(q_offset)
     mask = None if pattern is None else _mask_of(pattern, q_length, kv_length, q_offset, kv_offset)
     if mask is None:

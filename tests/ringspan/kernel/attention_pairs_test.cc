@@ -7,6 +7,7 @@
 
 #include <gtest/gtest.h>
 
+#include "ringspan/base/error.h"
 #include "ringspan/base/philox.h"
 #include "ringspan/kernel/attention.h"
 
@@ -290,6 +291,34 @@ TEST_P(AttentionPairsTest, WhatIsMaskedMayHoldAnything) {
 
 INSTANTIATE_TEST_SUITE_P(Targets, AttentionPairsTest, ::testing::ValuesIn(all_targets()),
                          [](const auto& param) { return param.param.name; });
+
+// Given, though there is nothing to point at: no query rows, or no keys.
+TEST_P(AttentionPairsTest, TensorsWithoutElementsNeedNoPointer) {
+  for (const auto& [q_len, kv_len] : {std::pair<int64_t, int64_t>{0, 30}, {30, 0}}) {
+    const AttentionCase c({.q_heads = 2, .kv_heads = 1, .q_len = q_len, .kv_len = kv_len});
+    const std::array<int64_t, 4> size{1, 2, q_len, kv_len};
+    PairInputs pairs;
+    pairs.bias = view_of(static_cast<const void*>(nullptr), DType::kF32, Layout::kBNSD, size);
+    pairs.mask = {nullptr, size, {0, 0, kv_len, 1}, true};
+    const TensorView dbias = view_of(static_cast<void*>(nullptr), DType::kF32, Layout::kBNSD, size);
+    expect_accurate(c, run_forward(c, kernels(), {.pairs = pairs}));
+    expect_accurate(c, run_backward(c, kernels(), {.pairs = pairs, .dbias = dbias}));
+  }
+}
+
+TEST_P(AttentionPairsTest, RefusesElementsWithoutAPointer) {
+  // What is emulated is called past the checks.
+  if (GetParam().is_slow) GTEST_SKIP();
+  const AttentionCase c({.q_heads = 2, .kv_heads = 1, .q_len = 4, .kv_len = 4});
+  PairInputs bias, mask, slopes;
+  bias.bias = {nullptr, DType::kF32, {1, 2, 4, 4}, {0, 0, 0, 1}};
+  mask.mask = {nullptr, {1, 2, 4, 4}, {0, 0, 0, 1}};
+  slopes.slopes = {nullptr, DType::kF32, {1, 2, 1, 1}, {0, 0, 0, 0}};
+  for (const PairInputs& pairs : {bias, mask, slopes}) {
+    EXPECT_THROW(run_forward(c, kernels(), {.pairs = pairs}), Error);
+    EXPECT_THROW(run_backward(c, kernels(), {.pairs = pairs}), Error);
+  }
+}
 
 TEST(AttentionPairsReferenceTest, TheReferenceKnowsThemToo) {
   for (const Term term : kAllTerms) {

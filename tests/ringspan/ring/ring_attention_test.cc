@@ -318,14 +318,23 @@ TEST(RingAttention, RefusesViewsThatDoNotFitThePlan) {
   const Problem p = problem_of(12);
   const Plan plan = build_plan(p, MaskSpec::full(12, 12), ShardMap::contiguous(12, 2), Schedule::kRing);
   inproc::Group group(2);
-  test::Tensor q(Array({2, 4, 6, 24}), p.dtype), wrong(Array({2, 2, 5, 24}), p.dtype), v(Array({2, 2, 6, 16}), p.dtype),
-      out(Array({2, 4, 6, 16}), p.dtype), s(Array({2, 4, 6, 1}), p.dtype);
+  test::Tensor q(Array({2, 4, 6, 24}), p.dtype), k(Array({2, 2, 6, 24}), p.dtype), wrong(Array({2, 2, 5, 24}), p.dtype),
+      v(Array({2, 2, 6, 16}), p.dtype), out(Array({2, 4, 6, 16}), p.dtype), s(Array({2, 4, 6, 1}), p.dtype);
   try {
     ring_forward(plan.rank(0), group.endpoint(0), q.view(), wrong.view(), v.view(),
                  {out.view(), s.view(), s.view(), s.view()});
     FAIL() << "a view of 5 rows was taken for 6";
   } catch (const Error& error) {
     EXPECT_STREQ(error.what(), "k is [2, 2, 5, 24], the plan needs [2, 2, 6, 24]");
+  }
+  Extras capped;
+  capped.pairs.softcap = 1e39;
+  try {
+    ring_forward(plan.rank(0), group.endpoint(0), q.view(), k.view(), v.view(),
+                 {out.view(), s.view(), s.view(), s.view()}, Serial(), capped);
+    FAIL() << "a softcap of 1e39 was taken";
+  } catch (const Error& error) {
+    EXPECT_STREQ(error.what(), "softcap is 1e+39, which is infinite in fp32");
   }
   EXPECT_EQ(group.endpoint(0).counters().messages_sent, 0);
 }

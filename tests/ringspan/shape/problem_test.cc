@@ -62,6 +62,8 @@ TEST(Problem, RefusesEachBadFieldWithItsNameAndValue) {
       {[](Problem& p) { p.v_dim = 1000; }, "v_dim", "1000"},
       {[](Problem& p) { p.scale = std::numeric_limits<double>::quiet_NaN(); }, "scale", "nan"},
       {[](Problem& p) { p.scale = std::numeric_limits<double>::infinity(); }, "scale", "inf"},
+      {[](Problem& p) { p.scale = 1e39; }, "scale is 1e+39", "infinite in fp32"},
+      {[](Problem& p) { p.scale = -3.5e38; }, "scale is -3.5e+38", "infinite in fp32"},
   };
   for (const Case& c : cases) {
     Problem problem = good();
@@ -70,6 +72,15 @@ TEST(Problem, RefusesEachBadFieldWithItsNameAndValue) {
     EXPECT_NE(fault.find(c.field), std::string::npos) << c.field << ": " << fault;
     EXPECT_NE(fault.find(c.value), std::string::npos) << c.value << ": " << fault;
   }
+}
+
+TEST(Problem, TakesScalesUpToTheLargestOfTheAccumulatorType) {
+  Problem problem = good();
+  problem.scale = std::numeric_limits<float>::max();
+  EXPECT_EQ(fault_of(problem), "");
+  problem.dtype = DType::kF64;
+  problem.scale = std::numeric_limits<double>::max();
+  EXPECT_EQ(fault_of(problem), "");
 }
 
 TEST(Problem, PrintsEverySize) {

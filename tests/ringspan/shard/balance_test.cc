@@ -145,6 +145,18 @@ TEST(Balanced, OneHeavyRowIsTheLimit) {
   EXPECT_EQ(ShardMap::balanced(MaskSpec(256, 256, {{}}), 4).imbalance(MaskSpec(256, 256, {{}})), 1.0);
 }
 
+TEST(Balanced, MostChunksBoundsTheSegmentsOfARank) {
+  // Work in 16 of 1024 rows: 256 chunks of 4 rows share it out, 8 chunks do not.
+  const MaskSpec mask(1024, 1024, {{{0, 16, 0, 1024}}});
+  EXPECT_EQ(ShardMap::balanced(mask, 4).imbalance(mask), 1.0);
+  for (const int64_t most : {2, 3, 4}) {
+    const ShardMap map = ShardMap::balanced(mask, 4, most);
+    EXPECT_EQ(map.imbalance(mask), 4.0);
+    EXPECT_TRUE(map.covers_all());
+    for (int64_t rank = 0; rank < 4; ++rank) EXPECT_LE(std::ssize(map.segments(rank)), most);
+  }
+}
+
 TEST(Balanced, BatchEntriesAreAddedUp) {
   const MaskSpec mask(64, 64, {{{0, 32, 0, 64}}, {{32, 64, 0, 64}}});
   EXPECT_LE(ShardMap::balanced(mask, 4).imbalance(mask), 1.02);

@@ -22,6 +22,8 @@ struct Array {
     return static_cast<std::size_t>(((b * size[1] + n) * size[2] + s) * size[3] + d);
   }
 
+  bool is_given() const { return size[0] > 0; }  // also one without elements
+
   std::array<int64_t, 4> size{};
   std::vector<double> data;
 };

@@ -17,13 +17,21 @@ struct MapCase {
   ShardMap map;
 };
 
+// The call as the oracle knows it; looks at `inputs`.
+Inputs oracle_inputs(const Problem& problem, const RingInputs& inputs, const Keep& keep);
+
 struct Expected {
   Outputs outputs;
   Gradients gradients;
+  Array dbias;  // of the bias's shape
 };
 Expected expected_of(const Problem& problem, const RingInputs& inputs, const Keep& keep);
 
 // Largest errors, as gtest expectations: of out and the statistics, and of the gradients.
 void expect_close(const RingResults& got, const Expected& want, double forward_bound, double gradient_bound);
+
+// Everything that a call returns against the oracle, within what the dtype itself causes: relative to the largest value
+// and to the size of the terms that a gradient is a sum of.
+void expect_exact(const Problem& problem, const RingInputs& inputs, const Keep& keep, const RingResults& got);
 
 }  // namespace ringspan::test

@@ -1,5 +1,7 @@
 #include "tests/ringspan/support/ring_run.h"
 
+#include <limits>
+
 #include "ringspan/ring/ring_attention.h"
 
 #include "tests/ringspan/support/tensor.h"
@@ -36,9 +38,8 @@ void put_back(const Array& local, const ShardMap& map, int64_t rank, Array& glob
 
 struct LocalTensors {
   Tensor q, k, v, dout, dlse, out, max, sum, lse, dq, dk, dv;
-  Tensor bias, dbias, sink, dsink;
-  std::vector<std::byte> mask;
-  PairGrid grid{};
+  Tensor bias, dbias, mask, sink, dsink, slopes;
+  std::vector<PairGrid> grids;
 };
 
 // A view of the full size over a tensor that shares axes.
@@ -55,15 +56,19 @@ View shared(View view, const std::array<int64_t, 4>& full) {
 void add_pairs(const Plan& plan, const RingInputs& in, int64_t rank, LocalTensors& t) {
   const Problem& p = plan.problem();
   const DType wide = accumulator_of(p.dtype);
-  if (!in.bias.data.empty()) {
-    const bool by_row = in.bias.size[2] == p.q_len && p.q_len != 1;
-    const Array local = by_row ? shard_of(in.bias, plan.q_map(), rank, 1e30) : in.bias;
-    t.bias = Tensor(local, p.dtype);
-    t.dbias = Tensor(wide, local.size);
+  if (in.bias.is_given()) {
+    const double padding = std::numeric_limits<double>::quiet_NaN();
+    const Array local = is_by_row(in, in.bias, p) ? shard_of(in.bias, plan.q_map(), rank, padding) : in.bias;
+    t.bias = Tensor(local, in.bias_dtype.value_or(p.dtype), in.pair_order, in.pair_gap);
+    t.dbias = Tensor(wide, local.size, in.pair_order, in.pair_gap);
   }
-  if (!in.mask.data.empty()) {
-    for (const double keeps : shard_of(in.mask, plan.q_map(), rank, 0).data) t.mask.push_back(std::byte(keeps != 0));
+  if (in.mask.is_given()) {
+    const bool is_split = is_by_row(in, in.mask, p) && !in.mask_by_grid;
+    Array local = is_split ? shard_of(in.mask, plan.q_map(), rank, 0) : in.mask;
+    for (double& keeps : local.data) keeps = (keeps != 0) != in.mask_marks_masked;
+    t.mask = Tensor(local, DType::kByte, in.pair_order, in.pair_gap);
   }
+  if (in.slopes.is_given()) t.slopes = Tensor(in.slopes, wide);
   if (in.sink.empty()) return;
   t.sink = Tensor(array_of({1, p.q_heads, 1, 1}, in.sink), wide);
   t.dsink = Tensor(wide, {1, p.q_heads, 1, 1});
@@ -73,19 +78,21 @@ Extras extras_of(const Problem& p, const RingInputs& in, int64_t q_rows, LocalTe
   Extras extras;
   PairInputs& pairs = extras.pairs;
   const std::array<int64_t, 4> full{p.batch, p.q_heads, q_rows, p.kv_len};
-  if (!in.bias.data.empty()) pairs.bias = shared(std::as_const(t.bias).view(), full);
-  if (!in.mask.data.empty()) {
-    pairs.mask = {t.mask.data(), full, {}, false};
-    pairs.mask.stride = {in.mask.size[0] == 1 ? 0 : in.mask.size[1] * q_rows * p.kv_len,
-                         in.mask.size[1] == 1 ? 0 : q_rows * p.kv_len, p.kv_len, 1};
+  if (in.bias.is_given()) pairs.bias = shared(std::as_const(t.bias).view(), full);
+  pairs.bias_factor = in.bias_factor;
+  if (in.mask.is_given()) {
+    const TensorView bytes =
+        shared(t.mask.view(), {p.batch, p.q_heads, in.mask_by_grid ? in.mask.size[2] : q_rows, p.kv_len});
+    pairs.mask = {bytes.data, bytes.size, bytes.stride, in.mask_marks_masked, in.mask_by_grid};
   }
+  if (in.slopes.is_given()) pairs.slopes = shared(std::as_const(t.slopes).view(), {p.batch, p.q_heads, 1, 1});
+  pairs.slope_shift = in.slope_shift;
+  pairs.slope_of_root = in.slope_of_root;
   if (!in.sink.empty()) extras.sink = std::as_const(t.sink).view();
   pairs.softcap = in.softcap;
   pairs.dropout = in.dropout;
-  t.grid.row_stride = static_cast<uint64_t>(p.kv_len);
-  t.grid.head_stride = static_cast<uint64_t>(p.q_len * p.kv_len);
-  t.grid.batch_stride = static_cast<uint64_t>(p.q_heads) * t.grid.head_stride;
-  pairs.grids = std::span(&t.grid, 1);
+  t.grids = in.grids.empty() ? std::vector{grid_at(in, p, 0)} : in.grids;
+  pairs.grids = t.grids;
   return extras;
 }
 
@@ -104,8 +111,9 @@ LocalTensors local_tensors(const Plan& plan, const RingInputs& in, int64_t rank,
   t.q = input(in.q, plan.q_map(), p.dtype);
   t.k = input(in.k, plan.kv_map(), p.dtype);
   t.v = input(in.v, plan.kv_map(), p.dtype);
-  t.dout = input(in.dout, plan.q_map(), p.dtype);
-  if (!in.dlse.data.empty()) t.dlse = input(in.dlse, plan.q_map(), stats);
+  t.dout = in.dout_is_one_value ? Tensor(Array({1, 1, 1, 1}, in.dout.data.empty() ? 0 : in.dout.data[0]), p.dtype)
+                                : input(in.dout, plan.q_map(), p.dtype);
+  if (in.dlse.is_given()) t.dlse = input(in.dlse, plan.q_map(), stats);
   t.out = output(p.q_heads, q_rows, p.v_dim, p.dtype);
   t.max = output(p.q_heads, q_rows, 1, stats);
   t.sum = output(p.q_heads, q_rows, 1, stats);
@@ -122,8 +130,8 @@ void add_shared_gradients(const Plan& plan, const RingInputs& in, int64_t rank, 
   for (std::size_t n = 0; n < in.sink.size(); ++n) {
     results.dsink[n] += t.dsink.array().at(0, static_cast<int64_t>(n), 0);
   }
-  if (in.bias.data.empty()) return;
-  if (in.bias.size[2] == plan.problem().q_len && in.bias.size[2] != 1) {
+  if (!in.bias.is_given()) return;
+  if (is_by_row(in, in.bias, plan.problem())) {
     put_back(t.dbias.array(), plan.q_map(), rank, results.dbias);
     return;
   }
@@ -140,8 +148,9 @@ void run_both(const Plan& plan, const RingInputs& in, const RingOptions& options
   const RankPlan part = plan.rank(rank);
   const ThreadPool pool(options.threads);
   const OutputView output{t.out.view(), t.max.view(), t.sum.view(), t.lse.view()};
-  const ConstTensorView q = t.q.view(), k = t.k.view(), v = t.v.view(), dout = t.dout.view();
-  const ConstTensorView dlse = in.dlse.data.empty() ? ConstTensorView{} : t.dlse.view();
+  const ConstTensorView q = t.q.view(), k = t.k.view(), v = t.v.view();
+  const ConstTensorView dout = in.dout_is_one_value ? shared(t.dout.view(), t.out.view().size) : t.dout.view();
+  const ConstTensorView dlse = in.dlse.is_given() ? t.dlse.view() : ConstTensorView{};
   if (options.before_forward) options.before_forward(rank);
   add_pairs(plan, in, rank, t);
   const std::array<int64_t, 4> full{p.batch, p.q_heads, plan.q_map().local_rows(rank), p.kv_len};
@@ -149,17 +158,34 @@ void run_both(const Plan& plan, const RingInputs& in, const RingOptions& options
   ring_forward(part, transport, q, k, v, output, pool, extras);
   after_forward = transport.counters();
   const GradsView grads{t.dq.view(), t.dk.view(), t.dv.view(), in.sink.empty() ? TensorView{} : t.dsink.view(),
-                        in.bias.data.empty() ? TensorView{} : shared(t.dbias.view(), full)};
+                        in.bias.is_given() && in.wants_dbias ? shared(t.dbias.view(), full) : TensorView{}};
   ring_backward(part, transport, q, k, v, output, dout, dlse, grads, pool, extras);
 }
 
 }  // namespace
 
-void describe_row_tensors(const RingInputs& in, Problem& p) {
-  if (!in.bias.data.empty() && in.bias.size[2] == p.q_len && p.q_len != 1) {
-    p.bias = {in.bias.size[0], in.bias.size[1], size_of(p.dtype), true};
+bool is_by_row(const RingInputs& in, const Array& tensor, const Problem& p) {
+  return tensor.size[2] == p.q_len && (p.q_len != 1 || in.splits_one_row);
+}
+
+PairGrid grid_at(const RingInputs& in, const Problem& p, int64_t q_pos) {
+  PairGrid grid{};
+  grid.row_stride = static_cast<uint64_t>(p.kv_len);
+  grid.head_stride = static_cast<uint64_t>(p.q_len * p.kv_len);
+  grid.batch_stride = static_cast<uint64_t>(p.q_heads) * grid.head_stride;
+  for (const PairGrid& one : in.grids) {
+    if (one.q_begin <= q_pos) grid = one;
   }
-  if (!in.mask.data.empty()) p.mask = {in.mask.size[0], in.mask.size[1], 1, false};
+  return grid;
+}
+
+void describe_row_tensors(const RingInputs& in, Problem& p) {
+  if (in.bias.is_given() && is_by_row(in, in.bias, p)) {
+    p.bias = {in.bias.size[0], in.bias.size[1], size_of(in.bias_dtype.value_or(p.dtype)), in.wants_dbias};
+  }
+  if (in.mask.is_given() && is_by_row(in, in.mask, p) && !in.mask_by_grid) {
+    p.mask = {in.mask.size[0], in.mask.size[1], 1, false};
+  }
 }
 
 RingInputs random_inputs(uint64_t seed, const Problem& p) {

@@ -5,7 +5,7 @@
 namespace ringspan::test {
 
 Tensor::Tensor(DType dtype, std::array<int64_t, 4> size, std::array<int, 4> order, int64_t gap, double filler)
-    : dtype_(dtype), size_(size) {
+    : dtype_(dtype), size_(size), is_given_(true) {
   int64_t num_elements = gap;
   for (int place = 3; place >= 0; --place) {
     stride_[static_cast<std::size_t>(order[static_cast<std::size_t>(place)])] = num_elements;

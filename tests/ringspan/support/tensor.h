@@ -23,8 +23,11 @@ class Tensor {
          double filler = 0);
   Tensor(const Array& values, DType dtype, std::array<int, 4> order = {0, 1, 2, 3}, int64_t gap = 1);
 
-  TensorView view() { return {storage_.data(), dtype_, size_, stride_}; }
-  ConstTensorView view() const { return {storage_.data(), dtype_, size_, stride_}; }
+  // Of a default tensor, no tensor.
+  TensorView view() { return is_given_ ? TensorView{storage_.data(), dtype_, size_, stride_} : TensorView{}; }
+  ConstTensorView view() const {
+    return is_given_ ? ConstTensorView{storage_.data(), dtype_, size_, stride_} : ConstTensorView{};
+  }
   Array array() const { return to_array(view()); }
   const std::vector<std::byte>& bytes() const { return storage_; }
 
@@ -35,6 +38,7 @@ class Tensor {
   std::array<int64_t, 4> size_{};
   std::array<int64_t, 4> stride_{};
   std::vector<std::byte> storage_;
+  bool is_given_ = false;
 };
 
 // The order of dimensions of each layout.

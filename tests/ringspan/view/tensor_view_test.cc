@@ -123,6 +123,32 @@ TEST(TensorViewTest, RefusesOtherSizesAndNarrowSums) {
   EXPECT_THROW(add(narrow.view(), narrow.view()), Error);
 }
 
+// What is given is a flag, not a pointer: a tensor without elements may have none.
+TEST(TensorViewTest, AViewIsGivenWhateverItsPointer) {
+  const TensorView none, empty = view_of(static_cast<void*>(nullptr), DType::kF32, Layout::kBNSD, {2, 3, 0, 4});
+  EXPECT_FALSE(none.is_given());
+  EXPECT_FALSE(ConstTensorView(none).is_given());
+  EXPECT_FALSE(narrow(none, 1, 1, 2).is_given());
+  EXPECT_TRUE(empty.is_given());
+  EXPECT_TRUE(ConstTensorView(empty).is_given());
+  EXPECT_TRUE(narrow(empty, 1, 1, 2).is_given());
+  EXPECT_EQ(narrow(empty, 1, 1, 2).data, nullptr);
+  EXPECT_TRUE(stats_view(nullptr, DType::kF32, 2, 3, 0).is_given());
+  check_made("none", none);
+  check_made("empty", empty);
+}
+
+TEST(TensorViewTest, RefusesElementsWithoutDataAndViewsFilledByHand) {
+  std::byte memory{};
+  TensorView by_hand, sized;
+  by_hand.data = &memory;
+  sized.size = {2, 3, 0, 4};
+  EXPECT_THROW(check_made("by_hand", by_hand), Error);
+  EXPECT_THROW(check_made("sized", sized), Error);
+  EXPECT_THROW(check_made("no data", view_of(static_cast<void*>(nullptr), DType::kF32, Layout::kBNSD, {1, 1, 1, 1})),
+               Error);
+}
+
 TEST(TensorViewTest, EmptyViewsAreFine) {
   test::Tensor a(DType::kF32, {2, 3, 0, 4}), b(DType::kF32, {2, 3, 0, 4});
   copy(a.view(), b.view());
