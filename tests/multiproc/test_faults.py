@@ -13,6 +13,7 @@ import torch
 from cases import Case
 from fault_scripts import COMPILED_BEFORE, LAUNCHED, SAVED_CALLS, run_script
 from pool import Fresh, Pool
+from soak_jobs import Soaked
 from test_schedules import PLAIN
 from trials import FRESH, Told, faults_of_group, faults_of_refusal
 
@@ -366,6 +367,24 @@ def test_a_wrong_instruction_set_of_one_rank_is_told(new_pool):
         assert one.seconds < 1
         assert one.sent == 0
     assert told[0].calls == told[1].calls
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_the_gradient_of_pse_is_exact_under_every_schedule(pool, world):
+    """Found by the soak: where rows of queries move, the gradient of the contract's pse did not come home."""
+    case = Case(("full",), ("striped",), seq_len=4 * world, scale=0.25, seed=1, kv_heads=4)
+    schedules = SCHEDULES[world]
+    draws = [Soaked("contract", case.but(bias=axes, schedule=one)) for axes in ("BNSK", "NK") for one in schedules]
+    judge.check_fronts(pool, world, draws)
+
+
+def test_a_mask_or_bias_of_one_axis_is_that_of_keys(pool):
+    """Found by the soak: [K] expands to [B, N, Sq, K] as [1, K] does."""
+    case = Case(seq_len=8, squeezed=True)
+    draws = [
+        Soaked("attention", case.but(**{name: "K"}, schedule=one)) for name in ("attn_mask", "bias") for one in PLAIN
+    ]
+    judge.check_fronts(pool, 2, draws)
 
 
 @pytest.mark.parametrize("world", [2, 4])

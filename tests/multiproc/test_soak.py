@@ -159,20 +159,11 @@ def _in_contract(source: random.Random, case: Case) -> Case:
 
 def check(pool, world: int, numbers: list[int]) -> None:
     draws = [drawn(number, world) for number in numbers]
-    answers = pool.run("soak_jobs:errors", world, watchdog_s=480, draws=draws)
-    faults = []
-    for place, (number, one) in enumerate(zip(numbers, draws, strict=True)):
-        wrong = [
-            f"{name} of rank {rank} off by {error:.3g} (limit {judge.limit_of(name, one.case.dtype):.3g})"
-            for rank, ranked in enumerate(answers)
-            for name, error in ranked[place].items()
-            if not error <= judge.limit_of(name, one.case.dtype)
-        ]
-        if wrong:
-            faults.append(
-                f"{'; '.join(wrong[:4])}\n    in {one}\n    replay: RINGSPAN_SOAK_SEED={SEED} "
-                f"RINGSPAN_SOAK_ONE={world}:{number} python -m pytest tests/multiproc/test_soak.py"
-            )
+    faults = [
+        f"{text}\n    replay: RINGSPAN_SOAK_SEED={SEED} RINGSPAN_SOAK_ONE={world}:{numbers[place]} python -m pytest "
+        "tests/multiproc/test_soak.py"
+        for place, text in judge.faults_of_fronts(pool, world, draws)
+    ]
     assert not faults, f"{len(faults)} of {len(draws)} draws have faults\n" + "\n".join(faults[:12])
 
 
