@@ -118,7 +118,7 @@ class RingWorker:
             return lambda: _attend(qkv, dout if case.backward else None, options)
 
         def local() -> tuple[Tensor, ...]:
-            return _attend(whole, whole_dout if case.backward else None, {"mask": mask})
+            return _attend(whole, whole_dout if case.backward else None, {"mask": mask, "group": rs.LOCAL})
 
         return ours, local
 

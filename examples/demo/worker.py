@@ -84,14 +84,14 @@ class Trainer:
         inputs, targets, valid = (
             self.smap.shard(whole, self.rank, dim=1) for whole in (sequence.inputs, sequence.targets, sequence.valid)
         )
-        group = self.counted.group if self.counted else None
+        group = self.counted.group if self.counted else rs.LOCAL
 
         def attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
             return rs.attention(query, key, value, mask=mask, shard_map=self.smap, group=group, layout="BSND")
 
         logits = self.model(inputs, self.positions, attention)
         loss_per_token = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")
-        loss, mean = rs.masked_mean_loss(loss_per_token, valid.flatten(), group=self.world_group)
+        loss, mean = rs.masked_mean_loss(loss_per_token, valid.flatten(), group=self.world_group or rs.LOCAL)
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         if self.world_group is not None:

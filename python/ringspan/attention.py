@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ringspan.call import Given, Sizes, check_choices, encode_local_call, read_sizes, resolve_scale
+from ringspan.call import Given, check_choices, encode_local_call, read_sizes, resolve_scale
 from ringspan.entry import enters, has_dtensors
 from ringspan.group import Group, name_and_world
 from ringspan.masks import Frame, Full, Mask
@@ -129,43 +129,34 @@ def attend(given: Given, shares: Shares = WHOLE) -> Tensor | tuple[Tensor, Stats
     scale = resolve_scale(given["scale"], sizes.qk_dim, dtype)
     spec, tables = encode_local_call(sizes, given, world, sizes.batch * shares.batch_parts)
     frame = Frame(spec[3], spec[4], given["shard_map"] is not None)
-    changes = encode_pairs(given, sizes, frame, dtype, query.device)
-    if given["assume_agreed"] and world > 1 and changes.get("seed_is_drawn"):
+    options = encode_pairs(given, sizes, frame, dtype, query.device) | _options(given, group_name, shares)
+    if given["assume_agreed"] and world > 1 and "seed_is_drawn" in options:
         raise ValueError("assume_agreed=True and seed=None: each rank would draw its own dropout; give all one seed")
-    out, row_max, row_sum, lse = _call_op(given, (sizes, scale, spec, tables), group_name, shares, changes)
+    op = torch.ops.ringspan.attention
+    out, row_max, row_sum, lse = op(query, key, value, spec, tables, scale, layout, sizes.q_heads, **options)
     return (out, Stats.of(layout, row_max, row_sum, lse)) if given["return_stats"] else out
 
 
-def _call_op(
-    given: Given,
-    encoded: tuple[Sizes, float, list[int], list[Tensor]],
-    group_name: str | None,
-    shares: Shares,
-    changes: dict[str, Any],
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    sizes, scale, spec, tables = encoded
-    slope_shift, total = changes.pop("slope_shift", 0), changes.pop("total_heads")
-    places = [changes.pop(name, 0) for name in ("offset", "batch_offset", "head_offset")]
-    places += [total, slope_shift, int(changes.pop("seed_is_drawn", False))]
-    return torch.ops.ringspan.attention(
-        given["query"],
-        given["key"],
-        given["value"],
-        given["sink"],
-        spec,
-        tables,
-        scale,
-        given["layout"],
-        sizes.q_heads,
-        group_name or "",
-        given["schedule"],
-        given["exchange"],
-        given["assume_agreed"],
-        places=places,
-        batch_groups=list(shares.batch_groups),
-        head_groups=list(shares.head_groups),
-        **changes,
-    )
+def _options(given: Given, group_name: str | None, shares: Shares) -> dict[str, Any]:
+    """Those keyword arguments of the op that are not about pairs and not its defaults."""
+    options: dict[str, Any] = {}
+    if group_name is not None:
+        options["group_name"] = group_name
+    if given["sink"] is not None:
+        options["sink"] = given["sink"]
+    for name in ("schedule", "exchange"):
+        if given[name] != "auto":
+            options[name] = given[name]
+    for name in ("assume_agreed", "return_stats"):
+        if given[name]:
+            options[name] = True
+    if given["shard_map"] is None and given["kv_shard_map"] is None and shares is WHOLE:
+        options["map_is_default"] = True
+    if shares.batch_groups:
+        options["batch_groups"] = list(shares.batch_groups)
+    if shares.head_groups:
+        options["head_groups"] = list(shares.head_groups)
+    return options
 
 
 def check_tensors(query: Tensor, key: Tensor, value: Tensor) -> None:

@@ -22,6 +22,8 @@ def gather_rows(smap: ShardMap, x: Tensor, group: Group, dim: int, grad: str | N
     if torch.compiler.is_compiling():
         raise NotImplementedError("unshard is not offered inside compiled code; call it outside torch.compile")
     group_name, world = name_and_world(group)
+    if group is None:
+        torch.ops.ringspan._check_alone("unshard")
     rank = rank_in(group)
     if not isinstance(x, Tensor):
         raise ValueError(f"x is of {type(x).__name__}; give this rank's rows as a tensor")

@@ -56,6 +56,8 @@ def _sum_totals(totals: Tensor, group_name: str | None, call: str) -> Tensor:
 
     What depends on values is checked in here, because compiled code runs nothing else of `masked_mean_loss`.
     """
+    if group_name is None:
+        torch.ops.ringspan._check_alone("masked_mean_loss")
     group = group_of(group_name) if group_name else LOCAL
     summed = totals.clone()
     with Telling(group):

@@ -51,7 +51,7 @@ def hccl(group: dist.ProcessGroup) -> list[float]:
         q = torch.randn(1, 2, 4 * world, 8, generator=torch.Generator().manual_seed(0))
         smap = rs.ShardMap.contiguous(4 * world, world)
         out = rs.attention(*[smap.shard(q, rank, 2)] * 3, mask=rs.causal(), group=made)
-        right = smap.shard(rs.attention(q, q, q, mask=rs.causal()), rank, 2)
+        right = smap.shard(rs.attention(q, q, q, mask=rs.causal(), group=rs.LOCAL), rank, 2)
         dist.destroy_process_group(made)
         return [float(total), float((out - right).abs().max())]
     finally:

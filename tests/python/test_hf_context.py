@@ -31,7 +31,12 @@ def test_bad_contexts():
         ("llama", {}, ValueError, "model is of str"),
         (torch.nn.ModuleList([llama, other]), {}, ValueError, "holds 2 transformers models"),
         (eager, {}, ValueError, "attn_implementation='eager'"),
-        (llama, {"shard_map": rs.ShardMap.contiguous(9, 2)}, ValueError, "the group has 1 ranks, but the map splits"),
+        (
+            llama,
+            {"shard_map": rs.ShardMap.contiguous(9, 2)},
+            ValueError,
+            "shard_map splits over 2 ranks, but group=None is this process alone",
+        ),
         (llama, {"shard_map": 9}, ValueError, "shard_map is of int"),
         (llama, {"shard_map": rs.ShardMap.contiguous(0, 1)}, ValueError, "rank 0 holds no token"),
         (llama, {"documents": [5, 5]}, ValueError, "whose sum is at most the 9 positions"),

@@ -169,7 +169,12 @@ class RingLocal(MeasuredPath):
         segments, rows = smap.segments(ranks.rank), smap.local_rows(ranks.rank)
         own = rs.ShardMap.from_segments([segments], seq_len=config.seq_len, local_rows=[rows])
         whole = rs.ShardMap.contiguous(config.seq_len, 1)
-        self.options: dict[str, Any] = {"mask": config.mask_of_call, "shard_map": own, "kv_shard_map": whole}
+        self.options: dict[str, Any] = {
+            "mask": config.mask_of_call,
+            "shard_map": own,
+            "kv_shard_map": whole,
+            "group": rs.LOCAL,
+        }
         kv = [x.clone().requires_grad_(config.backward) for x in inputs.whole[1:3]]
         self.qkv, self.gradient = (inputs.local[0], *kv), inputs.gradient
 

@@ -95,7 +95,7 @@ class _Rank:
             out: list[Tensor] = []
             spans = self.clock.seconds_each(
                 [
-                    lambda out=out: out.append(rs.attention(*leaves, mask=mask, **options)),
+                    lambda out=out: out.append(rs.attention(*leaves, mask=mask, **({"group": rs.LOCAL} | options))),
                     lambda out=out: torch.autograd.grad(out[0], leaves, dout),
                 ]
             )
@@ -140,7 +140,7 @@ class _Rank:
         partner = self.rank ^ 1 if self.rank ^ 1 < self.world else None
 
         def compute() -> Tensor:
-            return rs.attention(q, k, v)
+            return rs.attention(q, k, v, group=rs.LOCAL)
 
         def together() -> None:
             message = self._begin_exchange(partner, _LARGE)

@@ -110,6 +110,8 @@ def context_parallel(
     not offered under context parallelism (docs/transformers.md), before anything is sent and on every rank.
     """
     _, world = name_and_world(group)
+    if group is None:
+        torch.ops.ringspan._check_alone("context_parallel")
     found = find_model(model)
     check_model(found, assume_token_wise)
     if not isinstance(shard_map, ShardMap):
