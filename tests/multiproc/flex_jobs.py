@@ -44,7 +44,9 @@ def _map(split: tuple, world: int) -> rs.ShardMap:
     return map_of(split, SEQ, world)
 
 
-def errors(group: dist.ProcessGroup, split: tuple, pairs: list[tuple[str, str]], exchange: str) -> dict[str, float]:
+def errors(
+    group: dist.ProcessGroup, split: tuple, pairs: list[tuple[str, str]], exchange: str, schedule: Any = "auto"
+) -> dict[str, float]:
     """The largest difference of any result of this rank, for each mask and score_mod; inf where infinities differ."""
     rank, world = place_of(group)
     smap = _map(split, world)
@@ -64,6 +66,7 @@ def errors(group: dist.ProcessGroup, split: tuple, pairs: list[tuple[str, str]],
             shard_map=smap,
             group=group,
             exchange=exchange,
+            schedule=schedule,
         )
         grads = list(torch.autograd.grad(out, leaves, dout))
         for grad in grads[3:]:
