@@ -1,11 +1,11 @@
 #include "binding/pair_arguments.h"
 
 #include <cmath>
-#include <limits>
 
 #include <ATen/ATen.h>
 
 #include "ringspan/base/error.h"
+#include "ringspan/kernel/pair_checks.h"
 
 #include "binding/tensors.h"
 
@@ -50,20 +50,7 @@ at::Tensor dense_slopes(const at::Tensor& slopes, const Problem& p, at::ScalarTy
   return slopes.to(accumulator).expand({p.batch, p.q_heads}).unsqueeze(-1).unsqueeze(-1);
 }
 
-// Finite, and so in the type in which the kernels compute.
-void check_finite(const char* name, double value, DType accumulator) {
-  RINGSPAN_CHECK(std::isfinite(value), name, " is ", value, "; it must be finite");
-  const bool fits = accumulator == DType::kF64 || std::abs(value) <= std::numeric_limits<float>::max();
-  RINGSPAN_CHECK(fits, name, " is ", value, ", which is infinite in fp32; the largest is ",
-                 std::numeric_limits<float>::max());
-}
-
-void check_numbers(const PairArguments& arguments, const Problem& p) {
-  const DType accumulator = accumulator_of(p.dtype);
-  check_finite("scale", p.scale, accumulator);
-  check_finite("softcap", arguments.numbers.softcap, accumulator);
-  RINGSPAN_CHECK(arguments.numbers.softcap >= 0, "softcap is ", arguments.numbers.softcap,
-                 "; it must be a positive number, or 0 for none");
+void check_places(const PairArguments& arguments, const Problem& p) {
   const double dropout_p = arguments.numbers.dropout.p;
   RINGSPAN_CHECK(dropout_p >= 0 && dropout_p < 1, "dropout_p is ", dropout_p, "; it must be at least 0 and below 1");
   for (const auto& [name, value] :
@@ -108,7 +95,7 @@ PairOperands::PairOperands(const PairArguments& arguments, const Problem& p, int
       full_({p.batch, p.q_heads, q_rows, p.kv_len}),
       full_mask_(full_),
       grids_(arguments.grids) {
-  check_numbers(arguments, p);
+  check_places(arguments, p);
   numbers_.dropout.offset = static_cast<uint64_t>(arguments.offset);
   if (bias_) check_pairs("bias", *bias_, full_);
   if (mask_) {
@@ -117,6 +104,7 @@ PairOperands::PairOperands(const PairArguments& arguments, const Problem& p, int
   }
   if (arguments.slopes) slopes_ = dense_slopes(*arguments.slopes, p, accumulator_);
   if (grids_.empty()) grids_ = {grid_of(arguments, p)};
+  kernel::check_numbers(inputs(0), accumulator_of(p.dtype));
 }
 
 PairInputs PairOperands::inputs(int64_t seed) const {

@@ -72,7 +72,7 @@ void Signature::add_content(std::string_view name, const std::optional<at::Tenso
   }
   words_.push_back(static_cast<int64_t>(tensor->scalar_type()));
   words_.push_back(tensor->dim());
-  words_.insert(words_.end(), tensor->sizes().begin(), tensor->sizes().end());
+  for (const int64_t size : tensor->sizes()) words_.push_back(size);
   const bool is_float = tensor->is_floating_point();
   const at::Tensor wide = tensor->to(is_float ? at::kDouble : at::kLong).contiguous();
   const auto count = static_cast<size_t>(wide.numel());

@@ -32,12 +32,12 @@ std::string text_of(const c10::SymInt& value);
 // The first values, of a long list with a hash of all.
 std::string text_of(c10::ArrayRef<int64_t> values);
 std::string text_of(c10::ArrayRef<double> values);
+inline std::string text_of(const std::vector<c10::SymInt>& values) {
+  return text_of(C10_AS_INTARRAYREF_SLOW(c10::SymIntArrayRef(values)));
+}
 template <class T>
 std::string text_of(const std::optional<T>& value) {
   return value ? text_of(*value) : "none";
-}
-inline std::string text_of(const std::vector<c10::SymInt>& values) {
-  return text_of(C10_AS_INTARRAYREF_SLOW(c10::SymIntArrayRef(values)));
 }
 
 class Signature {

@@ -71,9 +71,9 @@ string picture_json_of(const PictureQuestion& question) {
 // `plan.schedule` is not read: `schedules` are those to choose from.
 struct ChoiceQuestion {
   PlanArguments plan;
-  NameList schedules;
+  NameList schedules = NameList();
   string machine;
-  NameList shards;
+  NameList shards = NameList();
   std::vector<int64_t> tensor_parallel;
   bool backward = true;
 

@@ -130,7 +130,7 @@ TensorView TorchStore::view(Payload payload, const Operand& operand) {
   if (operand.slot == kOwnSlot && own_view != own_views_.end()) return own_view->second;
   const at::Tensor held = tensor(payload, operand);
   if (payload != Payload::kMask) return mutable_view(held);
-  TensorView bytes{static_cast<std::byte*>(held.data_ptr()), DType::kByte};
+  TensorView bytes(static_cast<std::byte*>(held.data_ptr()), DType::kByte, {}, {});
   std::copy_n(held.sizes().begin(), 4, bytes.size.begin());
   std::copy_n(held.strides().begin(), 4, bytes.stride.begin());
   return bytes;
