@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ringspan.entry import Telling, enters
 from ringspan.group import LOCAL, Group, group_of, name_and_world
-from ringspan.numbers import LARGEST, is_whole, shown
+from ringspan.numbers import is_beyond_int64, is_whole, shown
 
 
 @enters()
@@ -112,7 +112,7 @@ def _check_step(step_valid: Tensor | int | None, device: torch.device) -> None:
             raise ValueError(
                 f"step_valid lies on {step_valid.device}, loss_per_token on {device}; it has no value there"
             )
-    elif step_valid is not None and (not is_whole(step_valid) or not -LARGEST <= step_valid <= LARGEST):
+    elif step_valid is not None and (not is_whole(step_valid) or is_beyond_int64(step_valid)):
         raise ValueError(
             f"step_valid is {shown(step_valid)}; give this rank's number of valid tokens in the whole step"
         )

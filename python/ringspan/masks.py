@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from ringspan.numbers import LARGEST, check_whole, is_whole, shown
+from ringspan.numbers import check_whole, is_beyond_int64, is_whole, shown
 
 UNBOUNDED = -1  # a window's open side
 NO_DIAGONAL = 1 << 60  # a band's open side
@@ -255,7 +255,7 @@ def int64_table(name: str, values: Sequence | Tensor, fill: int | None = None) -
         values = [[*row, *[fill] * (width - len(row))] for row in values]
     flat = [value for row in values for value in (row if isinstance(row, list | tuple) else [row])]
     for value in flat:
-        if not is_whole(value) or not -LARGEST - 1 <= value <= LARGEST:
+        if not is_whole(value) or is_beyond_int64(value):
             raise ValueError(f"{name} contains {shown(value)}; give whole numbers of 64 bits")
     try:
         return torch.tensor(values, dtype=torch.int64)
@@ -309,14 +309,19 @@ def _checked_align(name: str, align: str | None) -> str | None:
 def _checked_side(name: str, side: int | None) -> int:
     if side is None:
         return UNBOUNDED
-    if not is_whole(side) or not UNBOUNDED <= side <= LARGEST:
+    if not is_whole(side) or side < UNBOUNDED or is_beyond_int64(side):
         raise ValueError(f"window({name}={shown(side)}): give a whole number >= 0 of 64 bits, or None for an open side")
-    return UNBOUNDED if side >= NO_DIAGONAL else side
+    return UNBOUNDED if _is_wide(side) else side
+
+
+def _is_wide(number: int) -> bool:
+    """Whether it reaches beyond any sequence. A symbol of traced code is a length, and a comparison would bind it."""
+    return isinstance(number, int) and not torch.compiler.is_compiling() and not -NO_DIAGONAL < number < NO_DIAGONAL
 
 
 def _checked_size(name: str, size: int) -> int:
     check_whole(f"{name}(size)", size, 1)
-    return min(size, NO_DIAGONAL)
+    return NO_DIAGONAL if _is_wide(size) else size
 
 
 def _checked_band(row: Sequence[int | None]) -> list[int]:
@@ -329,7 +334,7 @@ def _checked_band(row: Sequence[int | None]) -> list[int]:
     numbers = []
     for value, open_value in zip(row, opened, strict=True):
         number = open_value if value is None else value
-        if is_whole(number) and -LARGEST - 1 <= number <= LARGEST:
-            number = max(-NO_DIAGONAL, min(number, NO_DIAGONAL))
+        if is_whole(number) and not is_beyond_int64(number) and _is_wide(number):
+            number = NO_DIAGONAL if number > 0 else -NO_DIAGONAL
         numbers.append(number)
     return numbers

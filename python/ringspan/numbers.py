@@ -25,11 +25,18 @@ def is_whole(value: Any) -> bool:
     return isinstance(value, int | torch.SymInt) and not isinstance(value, bool)
 
 
+def is_beyond_int64(value: Any) -> bool:
+    """Whether a whole number does not cross the dispatcher. A symbol of traced code always does, and a comparison would
+    bind it.
+    """
+    return isinstance(value, int) and not torch.compiler.is_compiling() and not -LARGEST - 1 <= value <= LARGEST
+
+
 def check_whole(what: str, value: Any, least: int, ends: str = "") -> None:
     """Raises ValueError for what is no whole number of int64 of at least `least`. `ends`: more advice."""
     if not is_whole(value) or value < least:
         raise ValueError(f"{what} is {shown(value)}; give a whole number >= {least}{ends}")
-    if value > LARGEST:
+    if is_beyond_int64(value):
         raise ValueError(f"{what} is {shown(value)}; give a whole number up to 2**63 - 1{ends}")
 
 
@@ -63,6 +70,7 @@ def check_flag(what: str, value: Any) -> None:
 
 def check_sum(name: str, value: int, other_name: str, other: int) -> int:
     """The sum of two whole numbers; ValueError where it is beyond int64."""
-    if value + other > LARGEST:
+    total = value + other
+    if is_beyond_int64(total):
         raise ValueError(f"{name} is {value} and {other_name} is {other}; their sum must be below 2**63")
-    return value + other
+    return total

@@ -25,6 +25,7 @@ from ringspan.numbers import (
     check_above_zero_in_accumulator,
     check_sum,
     check_whole,
+    is_beyond_int64,
     is_finite,
     is_whole,
     shown,
@@ -166,7 +167,7 @@ def _check_seed(seed: Any) -> None:
     if isinstance(seed, Tensor):
         if seed.dtype != torch.int64 or seed.numel() != 1:
             raise ValueError(f"seed is {seed.dtype} {list(seed.shape)}; give one int64, an int or None")
-    elif seed is not None and (not is_whole(seed) or not -LARGEST - 1 <= seed <= LARGEST):
+    elif seed is not None and (not is_whole(seed) or is_beyond_int64(seed)):
         raise ValueError(f"seed is {shown(seed)}; give an int of 64 bits, an int64 tensor of one element, or None")
 
 

@@ -25,7 +25,7 @@ DIFFERENCES = {
     "exchange": ["all_gather", "p2p"],
     "softcap": [r"\b30\b", r"\b20\b"],
     "dropout": [r"0\.5", r"0\.25"],
-    "bias": ["given", "none"],
+    "bias": ["Float", "none"],
     "layout": ["BSND", "BNSD"],
     "gradients": ["needs_grad", "true", "false"],
 }

@@ -104,8 +104,8 @@ def test_bad_calls_are_told_what_is_wrong(pool):
         assert "splits over 3 ranks, but 2 ranks share the sequence" in told["map"]
         assert "gives rank 0 3 rows, but a DTensor of 7 rows on 2 ranks gives it 4" in told["rows"]
         assert told["cp"].startswith("RuntimeError: the .cp overloads take this rank's local tensors")
-        assert told["heads"].startswith("RuntimeError: num_heads is 3, but query has 2 heads")
-        assert told["sink"].startswith("ValueError: sink is a plain tensor beside DTensors")
+        assert told["heads"].startswith("RuntimeError: head_num is 3, but query has 2 heads")
+        assert told["sink"].startswith("ValueError: sink is of str; give a tensor")
         assert told["one head"] == "nothing"
         assert told["true heads"].startswith("ValueError: num_heads is True")
         assert told["disable"].startswith("RuntimeError: disable_cp_dtensor_dispatcher() without a matching")

@@ -57,6 +57,9 @@ def test_what_one_rank_refuses_all_refuse(pool):
     for told in answers:
         for message, word in zip(told, words, strict=True):
             assert word in message
-    assert all(message.startswith("ValueError") for message in answers[0])
+    # The peers raise what the refusing rank does, where that is one of these two.
+    for mine, theirs in zip(answers[2], answers[0], strict=True):
+        kind = "NotImplementedError" if mine.startswith("NotImplementedError") else "ValueError"
+        assert theirs.startswith(kind)
     assert answers[2][0].startswith("NotImplementedError")
     assert answers[2][1].startswith("KeyError")

@@ -49,19 +49,14 @@ def attend_on_dtensors(given: Given) -> Tensor | tuple[Tensor, Stats]:
     local = dict(given) | parts
     local |= _local_choices(given, arrangement, split_in_effect()) | _local_pairs(given, arrangement.sizes, parts)
     local["group"] = LOCAL if group is None else group
-    if takes_part(mesh):
-        names = (tuple(roles.group_names(role)) for role in (Role.BATCH, Role.HEADS))
-        result = _attend_and_tell(local, Shares(*names, roles.parts[Role.BATCH]))
-    else:
-        result = _nothing(local)
-    return _wrap_result(result, arrangement)
-
-
-def _attend_and_tell(local: Given, shares: Shares) -> Tensor | tuple[Tensor, Stats]:
+    if not takes_part(mesh):
+        return _wrap_result(_nothing(local), arrangement)
+    names = (tuple(roles.group_names(role)) for role in (Role.BATCH, Role.HEADS))
+    shares = Shares(*names, roles.parts[Role.BATCH])
     if torch.compiler.is_compiling() or local["assume_agreed"]:
-        return attend(local, shares)
+        return _wrap_result(attend(local, shares), arrangement)
     with Telling(local["group"]):
-        return attend(local, shares)
+        return _wrap_result(attend(local, shares), arrangement)
 
 
 def _nothing(local: Given) -> Tensor | tuple[Tensor, Stats]:

@@ -31,7 +31,7 @@ _MASKS = ("pse", "atten_mask", "sink")
 _STATISTICS = ("softmax_max", "softmax_sum")
 _KEPT = (*_STATISTICS, "attention_in")  # this rank's parts already, where a forward on DTensors kept them
 _RESULTS = ("dy", *_KEPT)  # what a backward has beside the arguments of its forward
-_SMALL = ("seed", "offset", "q_ends", "kv_ends")
+_SMALL = ("seed", "offset", "actual_seq_qlen", "actual_seq_kvlen")
 
 
 def _arguments_of(op: Any) -> type:
@@ -121,10 +121,9 @@ def _checked_heads(given: Any, layout: str) -> int | None:
     return given.head_num if heads_axis is None else None
 
 
-def _run(op: Any, given: Any) -> tuple[Any, ...]:
-    """The op on this rank's tensors; it tells its peers of its own errors."""
-    with Telling(group_of(given.group_name) if given.in_group else LOCAL):
-        return op(*given)
+def _telling(given: Any) -> Telling:
+    """Around the op and what follows it: the op tells its peers of its own errors."""
+    return Telling(group_of(given.group_name) if given.in_group else LOCAL)
 
 
 def _whole(small: DTensor) -> Tensor:
@@ -134,14 +133,20 @@ def _whole(small: DTensor) -> Tensor:
 
 def _forward(op: Any, given: Any) -> tuple[Any, ...]:
     placed = _Placed(given)
-    arrangement, empty = placed.arrangement, torch.empty(0, dtype=torch.int64)
-    if takes_part(placed.mesh):
-        given = placed.arguments()
-        out, row_max, row_sum, softmax_out, seed, offset, _ = _run(op, given)
-        kept = [out, row_max, row_sum, *(empty if chosen is None else chosen for chosen in (given.q_map, given.kv_map))]
-    else:
-        out, seed, offset = placed.local("query"), empty, empty
-        row_max, row_sum, softmax_out, kept = torch.empty(0), torch.empty(0), torch.empty(0), []
+    empty = torch.empty(0, dtype=torch.int64)
+    if not takes_part(placed.mesh):
+        none = torch.empty(0)
+        return _wrapped(placed, (placed.local("query"), none, none, none, empty, empty), [])
+    given = placed.arguments()
+    with _telling(given):
+        *results, _ = op(*given)
+        kept = [*results[:3], *(empty if chosen is None else chosen for chosen in (given.q_map, given.kv_map))]
+        return _wrapped(placed, results, kept)
+
+
+def _wrapped(placed: _Placed, results: Sequence[Tensor], kept: list[Tensor]) -> tuple[Any, ...]:
+    out, row_max, row_sum, softmax_out, seed, offset = results
+    arrangement = placed.arrangement
     return (
         arrangement.out.wrap(out),
         arrangement.slots.wrap(row_max),
@@ -158,11 +163,13 @@ def _backward(op: Any, given: Any) -> tuple[Tensor, ...]:
     if not takes_part(placed.mesh):
         return given.query, given.key, given.value, given.query, given.query
     places, nothing = placed.places, placed.arrangement.nothing
-    *gradients, dpse, dsink = _run(op, placed.arguments())
-    results = [places[name].wrap_gradient(gradient) for name, gradient in zip(OPERANDS, gradients, strict=True)]
-    for name, gradient in (("pse", dpse), ("sink", dsink)):
-        is_part = name in places and gradient.numel()
-        results.append(places[name].wrap_gradient(gradient) if is_part else nothing.wrap(gradient))
+    local = placed.arguments()
+    with _telling(local):
+        *gradients, dpse, dsink = op(*local)
+        results = [places[name].wrap_gradient(gradient) for name, gradient in zip(OPERANDS, gradients, strict=True)]
+        for name, gradient in (("pse", dpse), ("sink", dsink)):
+            is_part = name in places and gradient.numel()
+            results.append(places[name].wrap_gradient(gradient) if is_part else nothing.wrap(gradient))
     return tuple(results)
 
 
