@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import multiprocessing
 import os
 import warnings
 from collections.abc import Callable
@@ -129,6 +130,8 @@ class Attending(Dataset):
 
 def in_a_worker(group: dist.ProcessGroup, start: str) -> dict[str, list]:
     """What a DataLoader's worker gets, with LOCAL and without a group."""
+    # The pool's processes are daemons, which may have no children; these end before this function does.
+    multiprocessing.current_process()._config["daemon"] = False
     os.environ.update(RANK=str(dist.get_rank(group)), WORLD_SIZE=str(dist.get_world_size(group)))
     try:
         found = {}
@@ -137,6 +140,7 @@ def in_a_worker(group: dist.ProcessGroup, start: str) -> dict[str, list]:
             found[name] = list(loader)
         return found
     finally:
+        multiprocessing.current_process()._config["daemon"] = True
         del os.environ["RANK"], os.environ["WORLD_SIZE"]
 
 
@@ -145,6 +149,7 @@ def forgotten_map(group: dist.ProcessGroup) -> dict[str, int]:
     world = dist.get_world_size(group)
     rows = 64
     x = torch.ones(1, 1, rows, 8)
+    longer = torch.ones(1, 1, rows + 16, 8)  # a plan that was made once is not looked at again
     mesh = DeviceMesh.from_group(group, "cpu", mesh_dim_names=("cp",))
     placed = DTensor.from_local(x, mesh, [Shard(2)], run_check=False)
     length = rows * world
@@ -158,8 +163,8 @@ def forgotten_map(group: dist.ProcessGroup) -> dict[str, int]:
         "DTensors": lambda: rs.attention(placed, placed, placed, mask=rs.causal()),
         "balanced anyway": lambda: attend(mask=rs.full()),
         "alone": lambda: attend(group=rs.LOCAL),
-        "forgotten": attend,
-        "again": attend,
+        "forgotten": lambda: rs.attention(longer, longer, longer, mask=rs.causal(), group=group),
+        "again": lambda: rs.attention(longer, longer, longer, mask=rs.causal(), group=group),
         "another": lambda: attend(mask=rs.window(7 * rows)),
     }
     found = {}

@@ -72,6 +72,8 @@ def errors(
         for grad in grads[3:]:
             dist.all_reduce(grad, group=group)
         rows = [smap.shard(x, rank, 2) for x in (*right[:2], *right[2:5])]
+        if smap.num_lists == 1:
+            rows[1][:, :, smap.positions(rank) < 0] = -torch.inf
         found = zip((out, aux.lse, *grads), (*rows, *right[5:]), strict=True)
         worst[f"{mask}, {mod}"] = max(_difference(got.detach(), wanted) for got, wanted in found)
     return worst

@@ -100,8 +100,8 @@ ATTENTION_MISTAKES: Mistakes = {
 class Plain(Front):
     name = "attention"
     takes_mask = True
-    checks = ("ringspan.attend:check_arguments",)
-    encoding = ("ringspan.attend:encode_local_call",)
+    checks = ("ringspan.attention:check_pairs",)
+    encoding = ("ringspan.attention:encode_local_call",)
     mistakes = ATTENTION_MISTAKES
 
     def call(self, setting: Setting, **changes: Any) -> torch.Tensor:
@@ -112,7 +112,7 @@ class Plain(Front):
 class OnDTensors(Front):
     name = "attention on DTensors"
     takes_mask = True
-    checks = ("ringspan.dtensor.attention:check_arguments",)
+    checks = ("ringspan.dtensor.attention:_check_group",)
     encoding = ("ringspan.dtensor.attention:arrange",)
     mistakes: ClassVar[Mistakes] = ATTENTION_MISTAKES | {
         "layout": lambda _: {"layout": "XYZ"},
