@@ -17,8 +17,8 @@ FULL = {"full_mask": "BNSK", "sparse_mode": 1}
 CONTRACT: list[Pair] = [
     ("scale", {"scale": 0.5}, {"scale": 0.25}, "refused", (0.5, 0.25)),
     ("scale by one ulp", {"scale": 0.1}, {"scale": 0.1 + 2**-56}, "refused", (0.1, 0.1 + 2**-56)),
-    ("keep_prob", {"keep_prob": 0.75}, {"keep_prob": 0.5}, "refused", (0.25, 0.5)),
-    ("keep_prob given", {}, {"keep_prob": 0.75}, "refused", (0.25,)),
+    ("keep_prob", {"keep_prob": 0.75}, {"keep_prob": 0.5}, "refused", (0.75, 0.5)),
+    ("keep_prob given", {}, {"keep_prob": 0.75}, "refused", (0.75, 1)),
     ("sparse_mode", {"compressed": True, "sparse_mode": 2}, {"compressed": True, "sparse_mode": 4, "pre_tockens": 2,
      "next_tockens": 0}, "refused", ()),
     ("pre_tockens", {"compressed": True, "sparse_mode": 4, "pre_tockens": 2, "next_tockens": 1},

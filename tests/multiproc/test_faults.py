@@ -372,6 +372,18 @@ def test_a_wrong_instruction_set_of_one_rank_is_told(new_pool):
 
 
 @pytest.mark.parametrize("world", [2, 4])
+def test_rows_of_their_own_are_none_on_a_rank_without_queries(pool, world):
+    """Found by the soak: strides of 0, which NumPy gives to arrays without elements, read as a row for all queries."""
+    draws = [
+        Soaked("attention", Case(("full",), split, seq_len=5, schedule=schedule, **terms))
+        for split in [("lengths", (5, *[0] * (world - 1))), ("lengths", (*[0] * (world - 1), 5))]
+        for schedule in SCHEDULES[world]
+        for terms in ({"attn_mask": "SK"}, {"bias": "NSK"}, {"attn_mask": "NS", "bias": "BNSK"})
+    ]
+    judge.check_fronts(pool, world, draws)
+
+
+@pytest.mark.parametrize("world", [2, 4])
 def test_the_gradient_of_pse_is_exact_under_every_schedule(pool, world):
     """Found by the soak: where rows of queries move, the gradient of the contract's pse did not come home."""
     case = Case(("full",), ("striped",), seq_len=4 * world, scale=0.25, seed=1, kv_heads=4)
