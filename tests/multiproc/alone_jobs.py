@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import multiprocessing
 import os
+import tempfile
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -169,11 +170,24 @@ def forgotten_map(group: dist.ProcessGroup) -> dict[str, int]:
     }
     found = {}
     for name, call in calls.items():
-        with warnings.catch_warnings(record=True) as seen:
-            warnings.simplefilter("always")
-            call()
-        found[name] = sum("shard_map" in str(one.message) for one in seen)
+        found[name] = _warnings_of(call)
     return found
+
+
+def _warnings_of(call: Callable[[], Any]) -> int:
+    """How many warnings name the shard map: those of Python, and what C++ writes to standard error."""
+    with tempfile.TemporaryFile() as written, warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        kept = os.dup(2)
+        os.dup2(written.fileno(), 2)
+        try:
+            call()
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
+        written.seek(0)
+        lines = [*(str(one.message) for one in seen), *written.read().decode().split("\n")]
+    return sum("shard_map" in line for line in lines)
 
 
 def wrong_instruction_set(group: dist.ProcessGroup, fresh: list) -> Told:

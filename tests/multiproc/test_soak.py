@@ -132,6 +132,8 @@ def _fitted(source: random.Random, front: str, case: Case, world: int) -> Soaked
     elif front == "contract":
         case = _in_contract(source, case)
     elif front == "flex":
+        if case.split[0] == "entries" and "S" in (case.bias or "") and "B" not in case.bias:
+            case = case.but(bias="B" + case.bias)  # it captures the whole, whose rows are not those of one entry
         case = case.but(
             dtype="float64" if case.dtype == "float64" else "float32", layout="BNSD", sink=None, alibi=None,
             dropout=None, seq_len=case.seq_len,
