@@ -32,8 +32,12 @@ PreparedCall prepare(const Group& group, const at::Tensor& query, const at::Tens
   PairArguments pairs = arguments.pairs;
   pairs.batch_offset += arguments.batch_share.index * call.problem().batch;
   pairs.head_offset += arguments.head_share.index * call.problem().q_heads;
-  Operands operands{query, key, value, prepare_sink(call, arguments.sink, query.device()),
-                    PairOperands(pairs, call.problem(), call.plan->q_rows[call.group.rank]), pairs.seed};
+  Operands operands{query,
+                    key,
+                    value,
+                    prepare_sink(call, arguments.sink, query.device()),
+                    PairOperands(pairs, call.problem(), call.plan->q_rows[call.group.rank]),
+                    pairs.seed};
   return {std::move(call), std::move(operands)};
 }
 

@@ -74,7 +74,8 @@ void check_versions(int64_t own_rank, const std::vector<std::string>& texts) {
     const bool is_known = texts[rank].size() >= sizeof(Header) && theirs.magic == kMagic;
     if (is_known && theirs.protocol == mine.protocol && theirs.version == mine.version) continue;
     const std::string version(theirs.version.data(), strnlen(theirs.version.data(), kVersionBytes));
-    throw Error(concat("rank ", own_rank, " runs ringspan " RINGSPAN_VERSION " (protocol ", kProtocol, ") and rank ", rank,
+    throw Error(concat("rank ", own_rank, " runs ringspan " RINGSPAN_VERSION " (protocol ", kProtocol, ") and rank ",
+                       rank,
                        is_known ? concat(" ringspan ", version, " (protocol ", theirs.protocol, ")")
                                 : std::string(" another version or program"),
                        "; install one version on every rank"));

@@ -20,9 +20,9 @@ enum class CallKind : int64_t { kForward, kBackward, kOther };
 // What a rank is about to do.
 struct Proposal {
   CallKind kind = CallKind::kForward;
-  int64_t forward_number = 0;        // backward: the number that its forward got
-  bool needs_grad = false;           // forward: a backward will follow
-  uint64_t hash = 0;                 // of all that must be the same on every rank
+  int64_t forward_number = 0;  // backward: the number that its forward got
+  bool needs_grad = false;     // forward: a backward will follow
+  uint64_t hash = 0;           // of all that must be the same on every rank
   // How tensors of pairs lie along the rows: those of all ranks together settle it (pair_arguments.h).
   RowReading bias_rows = RowReading::kNone, mask_rows = RowReading::kNone;
   int64_t seed = 0;                  // of dropout; 0 without

@@ -1,5 +1,5 @@
-// The arguments of attention beside query, key and value, and those of the ops that share them. A new number is a line in
-// Arguments::fields and, where the kernels read it, a member of PairInputs.
+// The arguments of attention beside query, key and value, and those of the ops that share them. A new number is a line
+// in Arguments::fields and, where the kernels read it, a member of PairInputs.
 #pragma once
 
 #include <optional>

@@ -50,25 +50,22 @@ struct AttentionFunction : torch::autograd::Function<AttentionFunction> {
     // Before the guard: a checkpoint computes the forward again here, with autograd.
     const variable_list saved = context->get_saved_variables();
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
-    BackwardCall backward{.grad_out = optional(gradients[0]),
-                          .grad_lse = optional(gradients[3]),
-                          .out = saved[kOut],
-                          .lse = saved[kLse],
-                          .number = saved[kCall],
-                          .call = {saved[kQuery], saved[kKey], saved[kValue],
-                                   restore_record<Arguments>(*context, saved, kNumSaved)}};
+    BackwardCall backward{
+        .grad_out = optional(gradients[0]),
+        .grad_lse = optional(gradients[3]),
+        .out = saved[kOut],
+        .lse = saved[kLse],
+        .number = saved[kCall],
+        .call = {saved[kQuery], saved[kKey], saved[kValue], restore_record<Arguments>(*context, saved, kNumSaved)}};
     const Arguments& arguments = backward.call.arguments;
     // Gradients are asked for by the place among the tensors that were given.
     const bool sink_wanted = arguments.sink && context->needs_input_grad(3);
     backward.wants_bias = arguments.bias && context->needs_input_grad(arguments.sink ? 4 : 3);
     BackwardResult result = call_attention_backward(backward);
     const auto needed = [&](bool wanted, Tensor& gradient) { return wanted ? std::move(gradient) : Tensor(); };
-    return {needed(context->needs_input_grad(0), result.query),
-            needed(context->needs_input_grad(1), result.key),
-            needed(context->needs_input_grad(2), result.value),
-            needed(sink_wanted, result.sink),
-            needed(backward.wants_bias, result.bias),
-            Tensor()};
+    return {needed(context->needs_input_grad(0), result.query), needed(context->needs_input_grad(1), result.key),
+            needed(context->needs_input_grad(2), result.value), needed(sink_wanted, result.sink),
+            needed(backward.wants_bias, result.bias),           Tensor()};
   }
 };
 

@@ -127,13 +127,16 @@ void advise_map(const Decoded& decoded) {
   constexpr int64_t kLeastRows = 64;
   static std::atomic<int> looks = 0;
   static std::atomic<bool> has_warned = false;
-  const bool is_asked = decoded.world > 1 && decoded.q_len == decoded.kv_len && decoded.q_len >= kLeastRows * decoded.world;
+  const bool is_asked =
+      decoded.world > 1 && decoded.q_len == decoded.kv_len && decoded.q_len >= kLeastRows * decoded.world;
   if (!is_asked || has_warned || looks++ >= kMostLooks) return;
   const std::optional<MapAdvice> advice = better_map(decoded.mask, decoded.q_map);
   if (!advice || has_warned.exchange(true)) return;
   TORCH_WARN("ringspan: without a shard_map the ", decoded.world, " ranks hold contiguous parts of the ", decoded.q_len,
-             " positions, and the busiest computes ", advice->busiest, " pairs of query and key for each head; with "
-             "ringspan.ShardMap.", advice->map, " it would be ", advice->busiest_then,
+             " positions, and the busiest computes ", advice->busiest,
+             " pairs of query and key for each head; with "
+             "ringspan.ShardMap.",
+             advice->map, " it would be ", advice->busiest_then,
              ". Give shard_map= (any map silences this), and shard the tensors with it");
 }
 
@@ -284,8 +287,8 @@ void sign(const Call& call, const CallArguments& arguments, Signature& signature
   signature.add("exchange", std::string(name_of(call.exchange)));
   if (fixes_order(call.plan->schedule)) signature.add("instruction set", std::string(name_of(current_isa())));
   arguments.sign_record(signature);
-  for (const auto& [name, tensor] : {std::pair("sizes of bias", &arguments.pairs.bias),
-                                     std::pair("sizes of attn_mask", &arguments.pairs.mask)}) {
+  for (const auto& [name, tensor] :
+       {std::pair("sizes of bias", &arguments.pairs.bias), std::pair("sizes of attn_mask", &arguments.pairs.mask)}) {
     if (!*tensor || arguments.pairs.mask_by_grid) continue;
     signature.add(name, concat(batch_of_pairs(**tensor), " batch entries, ", heads_of_pairs(**tensor), " heads"));
   }

@@ -38,7 +38,7 @@ struct CallArguments {
   // The pattern and the places in `pairs` are those of an undivided call; this process's tensors are these equal parts
   // of its batch entries and of its heads.
   Share batch_share{}, head_share{};
-  bool map_is_default = false;                    // the caller gave no shard map
+  bool map_is_default = false;  // the caller gave no shard map
   // Of the op's own record: adds what the ranks must have in common; checks dtypes beside tensors of one.
   std::function<void(Signature&)> sign_record{};
   std::function<void(DType)> check_dtypes{};

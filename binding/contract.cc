@@ -88,8 +88,7 @@ std::string one_or(int64_t size) { return size == 1 ? "1" : concat(size, " or 1"
 void check_pse(const ContractArguments& a, const ContractSizes& s, at::ScalarType dtype, int64_t q_len,
                int64_t kv_len) {
   if (!a.pse) {
-    RINGSPAN_CHECK(a.type_of_pse() == PseType::kBeforeScale, "pse_type is ", a.pse_type,
-                   " and pse is not given");
+    RINGSPAN_CHECK(a.type_of_pse() == PseType::kBeforeScale, "pse_type is ", a.pse_type, " and pse is not given");
     return;
   }
   const Tensor& pse = *a.pse;

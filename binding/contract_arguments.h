@@ -25,7 +25,7 @@ struct ContractArguments {
   std::string softmax_layout;
   std::optional<at::Tensor> sink;
   int64_t pse_type = 1;
-  int64_t slope_shift = 0;  // kv_start - q_start
+  int64_t slope_shift = 0;                 // kv_start - q_start
   std::optional<at::Tensor> seed, offset;  // one integer each, needed where keep_prob < 1
   bool in_group = false;                   // one of the overloads .cp, or DTensors that share out the sequence
   std::string group_name;

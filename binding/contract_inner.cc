@@ -40,10 +40,9 @@ ForwardTuple forward(const ContractForwardCall& call) {
 BackwardTuple backward(const ContractBackwardCall& call) {
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   return contract_errors([&] {
-    ContractGradients g =
-        run_contract_backward(call.query, call.key, call.value, call.arguments,
-                              {call.dy, call.max.value_or(Tensor()), call.sum.value_or(Tensor()),
-                               call.out.value_or(Tensor())});
+    ContractGradients g = run_contract_backward(
+        call.query, call.key, call.value, call.arguments,
+        {call.dy, call.max.value_or(Tensor()), call.sum.value_or(Tensor()), call.out.value_or(Tensor())});
     return BackwardTuple{std::move(g.dq), std::move(g.dk), std::move(g.dv),
                          g.dpse.defined() ? std::move(g.dpse) : at::empty({0}, call.query.options()),
                          std::move(g.dsink)};
@@ -104,7 +103,8 @@ ContractResult call_contract_forward(const ContractForwardCall& call) {
   static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("ringspan::_contract_forward", "");
   torch::jit::Stack r = call_boxed(op, call);
   return {std::move(r[0]).toTensor(), std::move(r[1]).toTensor(), std::move(r[2]).toTensor(),
-          std::move(r[3]).toTensor(), std::move(r[4]).toTensor(), std::move(r[5]).toTensor(), r[6].toTensorVector()};
+          std::move(r[3]).toTensor(), std::move(r[4]).toTensor(), std::move(r[5]).toTensor(),
+          r[6].toTensorVector()};
 }
 
 ContractOpGradients call_contract_backward(const ContractBackwardCall& call) {
@@ -117,11 +117,12 @@ ContractOpGradients call_contract_backward(const ContractBackwardCall& call) {
 TORCH_LIBRARY_FRAGMENT(ringspan, m) {
   const std::vector<at::Tag> tags = {at::Tag::pt2_compliant_tag};
   for (const string prefix : {"_", "_visible_"}) {
-    m.def(boxed_schema<ContractForwardCall>(prefix + "contract_forward",
-                                            "(Tensor out, Tensor max, Tensor sum, Tensor softmax_out, Tensor used_seed, "
-                                            "Tensor used_offset, Tensor[] kept)")
-              .c_str(),
-          tags);
+    m.def(
+        boxed_schema<ContractForwardCall>(prefix + "contract_forward",
+                                          "(Tensor out, Tensor max, Tensor sum, Tensor softmax_out, Tensor used_seed, "
+                                          "Tensor used_offset, Tensor[] kept)")
+            .c_str(),
+        tags);
     m.def(boxed_schema<ContractBackwardCall>(prefix + "contract_backward",
                                              "(Tensor dq, Tensor dk, Tensor dv, Tensor dpse, Tensor dsink)")
               .c_str(),

@@ -95,8 +95,8 @@ void check_prefix(const ContractArguments& a, const ContractSizes& s, int64_t q_
   if (!wanted) return;
   const auto count = static_cast<int64_t>(documents.empty() ? s.batch : static_cast<int64_t>(documents.size()));
   RINGSPAN_CHECK(given, "sparse_mode ", a.sparse_mode, " needs a prefix for each of ", count, " sequences");
-  RINGSPAN_CHECK(static_cast<int64_t>(prefix->size()) == count, "prefix has ", prefix->size(), " values for ",
-                 count, " sequences");
+  RINGSPAN_CHECK(static_cast<int64_t>(prefix->size()) == count, "prefix has ", prefix->size(), " values for ", count,
+                 " sequences");
   for (size_t i = 0; i < prefix->size(); ++i) {
     const int64_t q = documents.empty() ? q_len : documents[i].q_len,
                   k = documents.empty() ? kv_len : documents[i].kv_len;

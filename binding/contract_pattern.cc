@@ -29,10 +29,10 @@ void append_list(const std::vector<int64_t>& list, std::vector<int64_t>& words) 
 ContractMap::ContractMap(const char* name, const std::optional<at::Tensor>& map, int64_t own_rows, int64_t world)
     : world_(world), seq_len_(own_rows * world), is_given_(map.has_value()) {
   if (!map) return;
-  RINGSPAN_CHECK(map->scalar_type() == at::kLong && map->device().is_cpu() && map->dim() == 2 &&
-                     map->size(1) == kColumns,
-                 name, " is ", toString(map->scalar_type()), " ", map->sizes(), " on ", map->device().str(),
-                 "; it must be int64 [n, 6] on the CPU");
+  RINGSPAN_CHECK(
+      map->scalar_type() == at::kLong && map->device().is_cpu() && map->dim() == 2 && map->size(1) == kColumns, name,
+      " is ", toString(map->scalar_type()), " ", map->sizes(), " on ", map->device().str(),
+      "; it must be int64 [n, 6] on the CPU");
   const at::Tensor dense = map->contiguous();
   const auto* data = dense.const_data_ptr<int64_t>();
   seq_len_ = 0;
@@ -73,8 +73,8 @@ ContractPattern::ContractPattern(const ContractCall& call, ContractMap q_map, Co
 
 void ContractPattern::append_content(std::vector<int64_t>& words) const {
   // -1: no spec begins so, which shares the cache.
-  words.insert(words.end(), {-1, sizes_.world, sizes_.batch, sizes_.q_len, sizes_.kv_len,
-                             static_cast<int64_t>(mask_.kind)});
+  words.insert(words.end(),
+               {-1, sizes_.world, sizes_.batch, sizes_.q_len, sizes_.kv_len, static_cast<int64_t>(mask_.kind)});
   append_list(mask_.prefix, words);
   append_list(words_of(mask_.bands), words);
   append_list(q_map_.words(), words);

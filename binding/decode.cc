@@ -200,7 +200,8 @@ Value run_program(std::span<const int64_t> program, Leaf&& leaf, Join&& join) {
 std::string text_of(const Table& table) {
   constexpr int64_t kShown = 12;
   std::string text;
-  for (size_t axis = 1; axis < table.size.size(); ++axis) text += concat(axis > 1 ? " x " : "rows of ", table.size[axis], " ");
+  for (size_t axis = 1; axis < table.size.size(); ++axis)
+    text += concat(axis > 1 ? " x " : "rows of ", table.size[axis], " ");
   text += "[";
   for (int64_t i = 0; i < std::min(table.num_elements(), kShown); ++i) text += concat(i ? " " : "", table.data[i]);
   if (table.num_elements() > kShown) {

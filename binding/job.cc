@@ -49,9 +49,10 @@ int64_t job_size() {
 
 void check_alone(const char* what) {
   const int64_t ranks = job_size();
-  RINGSPAN_CHECK(ranks == 1, "group is None in a job of ", ranks, " processes: ", what,
-                 " would see this process's part alone. Give group=, or group=ringspan.LOCAL where this process alone is "
-                 "meant");
+  RINGSPAN_CHECK(
+      ranks == 1, "group is None in a job of ", ranks, " processes: ", what,
+      " would see this process's part alone. Give group=, or group=ringspan.LOCAL where this process alone is "
+      "meant");
 }
 
 }  // namespace ringspan::binding

@@ -28,8 +28,8 @@ void check_pairs(const char* name, const at::Tensor& tensor, const std::vector<i
 // Size along an axis counted from the last one, which is 1; 1 where the tensor has none.
 int64_t size_from_end(const at::Tensor& tensor, int64_t axis) { return tensor.dim() >= axis ? tensor.size(-axis) : 1; }
 
-// `view` with the sizes of `full` over the memory of the tensor as it was given: a tensor that is expanded to no rows has
-// no address, and a row that all queries share is read on ranks that hold none.
+// `view` with the sizes of `full` over the memory of the tensor as it was given: a tensor that is expanded to no rows
+// has no address, and a row that all queries share is read on ranks that hold none.
 template <class View>
 View expanded_view(View view, const at::Tensor& tensor, const std::vector<int64_t>& full) {
   const at::Tensor expanded = tensor.expand(full);
@@ -130,8 +130,8 @@ at::Tensor PairOperands::make_bias_gradient() const {
 }
 
 TensorView PairOperands::bias_gradient_view(const at::Tensor& gradient) const {
-  const TensorView view(static_cast<std::byte*>(gradient.mutable_data_ptr()), core_dtype("the gradient of bias", gradient),
-                        {}, {});
+  const TensorView view(static_cast<std::byte*>(gradient.mutable_data_ptr()),
+                        core_dtype("the gradient of bias", gradient), {}, {});
   return expanded_view(view, gradient, full_);
 }
 

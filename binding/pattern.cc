@@ -30,9 +30,8 @@ void DescribedPattern::append_content(std::vector<int64_t>& words) const {
 
 Fields DescribedPattern::describe() const {
   DescriptionText text = ringspan::binding::describe(description_);
-  return {{"mask", std::move(text.mask)},
-          {"shard_map", std::move(text.q_map)},
-          {"kv_shard_map", std::move(text.kv_map)}};
+  return {
+      {"mask", std::move(text.mask)}, {"shard_map", std::move(text.q_map)}, {"kv_shard_map", std::move(text.kv_map)}};
 }
 
 }  // namespace ringspan::binding

@@ -1,5 +1,5 @@
-// Records: structs that list their fields once, by name. From the list come the schema of an op, the reading and writing
-// of its boxed arguments, what autograd keeps for the backward, and what the ranks of a group compare.
+// Records: structs that list their fields once, by name. From the list come the schema of an op, the reading and
+// writing of its boxed arguments, what autograd keeps for the backward, and what the ranks of a group compare.
 //
 //   struct Arguments {
 //     double softcap = 0;

@@ -8,11 +8,12 @@
 #include <tuple>
 
 #include <ATen/ATen.h>
-#include <torch/library.h>
 
 #include "ringspan/base/error.h"
 
+#include "binding/boxed_op.h"
 #include "binding/contract_call.h"
+#include "binding/meta_checks.h"
 #include "binding/tensors.h"
 
 namespace ringspan::binding {
@@ -24,6 +25,24 @@ using ThreeTensors = std::tuple<Tensor, Tensor, Tensor>;
 
 struct Side {
   Tensor out, max, sum;
+};
+
+struct UpdateCall {
+  Side prev, cur;
+  std::optional<Tensor> ends;
+  string layout, softmax_layout;
+
+  static void fields(auto& self, auto&& visit) {
+    visit(FieldInfo{"prev_attn_out"}, self.prev.out);
+    visit(FieldInfo{"prev_softmax_max"}, self.prev.max);
+    visit(FieldInfo{"prev_softmax_sum"}, self.prev.sum);
+    visit(FieldInfo{"cur_attn_out"}, self.cur.out);
+    visit(FieldInfo{"cur_softmax_max"}, self.cur.max);
+    visit(FieldInfo{"cur_softmax_sum"}, self.cur.sum);
+    visit(FieldInfo{"actual_seq_qlen", "None", Compare::kNever, DtypeRule::kHost}, self.ends);
+    visit(FieldInfo{"input_layout", "\"SBH\""}, self.layout);
+    visit(FieldInfo{"input_softmax_layout", "\"\""}, self.softmax_layout);
+  }
 };
 
 void check_side(const char* name, const Side& side) {
@@ -127,22 +146,21 @@ ThreeTensors update(const Side& prev, const Side& cur, const Rows& rows) {
           at::where(none, at::scalar_tensor(FLT_MAX, l.options()), l)};
 }
 
-ThreeTensors ring_update(const Tensor& prev_out, const Tensor& prev_max, const Tensor& prev_sum, const Tensor& cur_out,
-                         const Tensor& cur_max, const Tensor& cur_sum, const std::optional<Tensor>& ends, string layout,
-                         string softmax_layout) {
+ThreeTensors ring_update(const UpdateCall& call) {
   return contract_errors([&] {
-    const Side prev{prev_out, prev_max, prev_sum}, cur{cur_out, cur_max, cur_sum};
-    check_side("prev", prev);
-    check_side("cur", cur);
-    check_pair("attn_out", prev_out, cur_out);
-    for (const Tensor* stats : {&prev_sum, &cur_max, &cur_sum}) check_pair("the softmax statistics", prev_max, *stats);
-    return update(prev, cur, read_rows(prev, ends, layout, softmax_layout));
+    check_side("prev", call.prev);
+    check_side("cur", call.cur);
+    check_pair("attn_out", call.prev.out, call.cur.out);
+    for (const Tensor* stats : {&call.prev.sum, &call.cur.max, &call.cur.sum}) {
+      check_pair("the softmax statistics", call.prev.max, *stats);
+    }
+    return update(call.prev, call.cur, read_rows(call.prev, call.ends, call.layout, call.softmax_layout));
   });
 }
 
-ThreeTensors ring_update_meta(const Tensor& prev_out, const Tensor& prev_max, const Tensor& prev_sum, const Tensor&,
-                              const Tensor&, const Tensor&, const std::optional<Tensor>&, string, string) {
-  return {empty_dense(prev_out), empty_dense(prev_max), empty_dense(prev_sum)};
+ThreeTensors ring_update_meta(const UpdateCall& call) {
+  contract_errors([&] { check_all_meta(call); });
+  return {empty_dense(call.prev.out), empty_dense(call.prev.max), empty_dense(call.prev.sum)};
 }
 
 }  // namespace
@@ -156,7 +174,9 @@ TORCH_LIBRARY_FRAGMENT(ringspan, m) {
       {at::Tag::pt2_compliant_tag});
 }
 
-TORCH_LIBRARY_IMPL(ringspan, CompositeExplicitAutograd, m) { m.impl("ring_attention_update", &ring_update); }
-TORCH_LIBRARY_IMPL(ringspan, Meta, m) { m.impl("ring_attention_update", &ring_update_meta); }
+TORCH_LIBRARY_IMPL(ringspan, CompositeExplicitAutograd, m) {
+  m.impl("ring_attention_update", boxed<UpdateCall, &ring_update>());
+}
+TORCH_LIBRARY_IMPL(ringspan, Meta, m) { m.impl("ring_attention_update", boxed<UpdateCall, &ring_update_meta>()); }
 
 }  // namespace ringspan::binding

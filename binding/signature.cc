@@ -19,7 +19,7 @@ template <class T>
 std::string text_of_list(c10::ArrayRef<T> values) {
   constexpr size_t kShown = 12;
   std::string text = "[";
-  for (size_t i = 0; i < std::min(values.size(), kShown); ++i) text += (i ? " " : "") + text_of(values[i]);
+  for (size_t i = 0; i < std::min(values.size(), kShown); ++i) text += concat(i ? " " : "", text_of(values[i]));
   if (values.size() > kShown) {
     std::vector<int64_t> words(values.size());
     std::transform(values.begin(), values.end(), words.begin(), [](T value) { return std::bit_cast<int64_t>(value); });

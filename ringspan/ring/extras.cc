@@ -94,7 +94,11 @@ void check_extras(const RankPlan& part, const Extras& extras) {
     check_row_tensor("bias", part, p.bias, in.bias);
     check_element("bias", p.bias, in.bias);
   }
-  if (in.mask.is_given() && !in.mask.rows_are_grids) {
+  const bool by_grid = in.mask.is_given() && in.mask.rows_are_grids;
+  if (by_grid) check_size("mask", in.mask.size, {p.batch, p.q_heads, in.mask.size[2], in.mask.size[3]});
+  RINGSPAN_CHECK(!in.grids.empty() || !(in.drops() || in.slopes.is_given() || by_grid),
+                 "dropout, slopes and masks by grid need PairInputs::grids, and the call has none");
+  if (in.mask.is_given() && !by_grid) {
     check_row_tensor("mask", part, p.mask, in.mask.bytes());
     check_element("mask", p.mask, in.mask.bytes());
   }

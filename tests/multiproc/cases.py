@@ -43,6 +43,7 @@ class Case:
     # Axes of "BNSK" that the tensor has; the others are shared.
     attn_mask: str | None = None  # bool
     bias: str | None = None  # float, as attn_mask where that is None, else as bias
+    squeezed: bool = False  # both without leading axes of size 1
     alibi: tuple[float, ...] | None = None  # one slope for each query head
     dropout: tuple | None = None  # p, seed, offset
 
@@ -88,6 +89,12 @@ def map_of(split: tuple, seq_len: int, world: int) -> rs.ShardMap:
             [(row, position, 1, 1) for row, position in enumerate(positions) if position >= 0] for positions in split[1]
         ]
         return rs.ShardMap.from_segments(segments, seq_len=seq_len, local_rows=[len(row) for row in split[1]])
+    if kind == "entries":
+        segments = [
+            [[(row, position, 1, 1) for row, position in enumerate(rows) if position >= 0] for rows in entry]
+            for entry in split[1]
+        ]
+        return rs.ShardMap.from_segments(segments, seq_len=seq_len, local_rows=[len(rows) for rows in split[1][0]])
     if kind == "per_document":
         return rs.ShardMap.per_document(split[1], world, seq_len=seq_len)
     if kind == "balanced":
@@ -191,11 +198,14 @@ def pair_arguments(case: Case, q_positions: np.ndarray) -> tuple[dict[str, Any],
 
     def own_rows(tensor: np.ndarray, axes: str, padding: float) -> torch.Tensor:
         if "S" in axes:
-            tensor = np.where((q_positions >= 0)[:, None], tensor[:, :, np.maximum(q_positions, 0)], padding)
+            tensor = oracle.take_rows(tensor, q_positions)
+            fill_padding(tensor, q_positions, padding)
+        while case.squeezed and tensor.ndim > 1 and tensor.shape[0] == 1:
+            tensor = tensor[0]
         return torch.from_numpy(np.ascontiguousarray(tensor))
 
     if case.attn_mask is not None:
-        found["attn_mask"] = own_rows(mask_tensor(case), case.attn_mask, True)
+        found["attn_mask"] = own_rows(mask_tensor(case), case.attn_mask, 1.0).to(torch.bool)
     if case.bias is not None:
         bias = own_rows(bias_tensor(case), case.bias, np.nan).to(getattr(torch, case.dtype)).requires_grad_()
         found["bias" if case.attn_mask is not None or case.seed % 2 else "attn_mask"] = bias
@@ -209,10 +219,10 @@ def pair_arguments(case: Case, q_positions: np.ndarray) -> tuple[dict[str, Any],
 def expect(case: Case, world: int = 1) -> oracle.Result:
     """The right answer, global. Queries that no rank holds give no gradient."""
     q, k, v, dout, dlse = inputs_of(case)
-    held = np.concatenate(holdings(case.split, case.seq_len, world))
-    asked = np.isin(np.arange(case.seq_len), held)
-    keep = oracle.keep_of(case.mask, q.shape[2], k.shape[2]) & asked[None, :, None]
-    dout, dlse = dout * asked[None, None, :, None], dlse * asked
+    held = np.concatenate([np.atleast_2d(rows) for rows in holdings(case.split, case.seq_len, world)], axis=1)
+    asked = np.stack([np.isin(np.arange(case.seq_len), rows) for rows in held])
+    keep = oracle.keep_of(case.mask, q.shape[2], k.shape[2]) & asked[:, :, None]
+    dout, dlse = dout * asked[:, None, :, None], dlse * asked[:, None, :]
     return oracle.attend(q, k, v, keep, dout, dlse, case.scale, case.sink, **pair_terms(case))
 
 
@@ -233,14 +243,34 @@ def local_inputs(case: Case, rank: int, world: int) -> list[torch.Tensor]:
     ):
         rows = oracle.take_rows(array, where)
         if array.ndim == 4:
-            rows[:, :, where < 0] = PADDING
+            fill_padding(rows, where, PADDING)
         found.append(torch.from_numpy(rows).to(dtype))
     found[4] = found[4].to(torch.float64 if dtype == torch.float64 else torch.float32)
     return found
 
 
-def run_case(case: Case, group: Any, rank: int, world: int) -> Local:
-    """Forward and backward of this rank."""
+def padding_of(array: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    """The padding rows of [B, N, rows, ...]."""
+    if positions.ndim == 1:
+        return array[:, :, positions < 0]
+    return array.swapaxes(1, 2)[positions < 0]
+
+
+def fill_padding(array: np.ndarray, positions: np.ndarray, value: float) -> None:
+    """Sets the padding rows of [B, N, rows, ...]."""
+    if positions.ndim == 1:
+        array[:, :, positions < 0] = value
+    else:
+        array.swapaxes(1, 2)[positions < 0] = value
+
+
+def run_case(
+    case: Case, group: Any, rank: int, world: int, attend: Any = rs.attention, captured: torch.Tensor | None = None
+) -> Local:
+    """Forward and backward of this rank; `attend` takes and gives what `rs.attention` does.
+
+    captured: a bias that `attend` knows of, in place of the case's; its gradient is summed over the group.
+    """
     q, k, v, dout, dlse = local_inputs(case, rank, world)
     kv_len = case.seq_len if case.kv_len is None else case.kv_len
     leaves = [to_layout(x, case.layout).requires_grad_() for x in (q, k, v)]
@@ -251,8 +281,9 @@ def run_case(case: Case, group: Any, rank: int, world: int) -> Local:
         leaves.append(sink)
     positions = positions_of(case, rank, world)
     pairs, bias = pair_arguments(case, positions[0])
+    bias = bias if captured is None else captured
     leaves += [] if bias is None else [bias]
-    out, stats = rs.attention(
+    out, stats = attend(
         *leaves[:3],
         mask=mask_of(case.mask),
         shard_map=map_of(case.split, case.seq_len, world),
@@ -275,13 +306,20 @@ def run_case(case: Case, group: Any, rank: int, world: int) -> Local:
     gradients = list(torch.autograd.grad(results, leaves, grads))
     dbias = gradients.pop() if bias is not None else None
     dsink = gradients.pop() if sink is not None else None
-    for shared in (dsink, None if dbias is None or "S" in case.bias else dbias):
-        if shared is not None and group is not None:
-            torch.distributed.all_reduce(shared, group=group)
+    is_own = captured is None and "S" in (case.bias or "")
+    # In double: parts are rounded already, their sum need not be.
+    dsink = None if dsink is None else _summed(dsink.double(), group)
+    dbias = None if dbias is None else _summed(dbias.double(), None if is_own else group)
     heads = (case.q_heads, case.kv_heads, case.kv_heads)
     bnsd = [from_layout(x, case.layout, count) for x, count in zip(gradients, heads, strict=True)]
     out = from_layout(out.detach(), case.layout, case.q_heads)
     return Local(out, stats, *bnsd, *positions, dsink, dbias)
+
+
+def _summed(part: torch.Tensor, group: Any) -> torch.Tensor:
+    if group is not None:
+        torch.distributed.all_reduce(part, group=group)
+    return part
 
 
 def errors_of(case: Case, group: Any, rank: int, world: int) -> dict[str, float]:
@@ -290,7 +328,11 @@ def errors_of(case: Case, group: Any, rank: int, world: int) -> dict[str, float]
     Where a tiny sequence makes nearly all terms of dq and dk cancel, relative to a quarter of these terms. inf where
     padding or an empty row is not exactly as promised.
     """
-    local, expected = run_case(case, group, rank, world), expect(case, world)
+    return compare(case, run_case(case, group, rank, world), expect(case, world))
+
+
+def compare(case: Case, local: Local, expected: oracle.Result) -> dict[str, float]:
+    """See `errors_of`. dsink and dbias are summed over ranks that share them."""
     pairs = {
         "out": (local.out, expected.out, local.q_positions),
         "lse": (local.stats.lse, expected.lse, local.q_positions),
@@ -302,9 +344,9 @@ def errors_of(case: Case, group: Any, rank: int, world: int) -> dict[str, float]
     for name, (got, right, positions) in pairs.items():
         rows = oracle.take_rows(right, positions)
         if name == "lse":
-            rows[:, :, positions < 0] = -np.inf
+            fill_padding(rows, positions, -np.inf)
         value = got.detach().double().numpy()
-        same = value.shape == rows.shape and np.array_equal(value[:, :, positions < 0], rows[:, :, positions < 0])
+        same = value.shape == rows.shape and np.array_equal(padding_of(value, positions), padding_of(rows, positions))
         floor = {"dq": expected.dq_terms, "dk": expected.dk_terms}.get(name, 0.0) * CANCELLED
         found[name] = oracle.error(value, rows, right, floor) if same else np.inf
     if local.dsink is not None:
@@ -317,11 +359,16 @@ def errors_of(case: Case, group: Any, rank: int, world: int) -> dict[str, float]
 
 def bias_error(case: Case, local: Local, expected: oracle.Result) -> float:
     """Of this rank's rows, or of the whole where ranks share rows."""
-    shared = tuple(place for place, axis in enumerate("BNSK") if axis not in case.bias)
+    # Rows that differ between entries make the tensor that a rank gives do so too.
+    axes = case.bias + "B" if local.q_positions.ndim == 2 and "S" in case.bias else case.bias
+    shared = tuple(place for place, axis in enumerate("BNSK") if axis not in axes)
     right = rows = expected.dbias.sum(axis=shared, keepdims=True)
     if "S" in case.bias:
         rows = oracle.take_rows(right, local.q_positions)
-    return oracle.error(local.dbias.double().numpy(), rows, right, expected.dq_terms * CANCELLED)
+    terms = np.abs(expected.dbias).sum(axis=shared).max(initial=expected.dq_terms)  # a row's gradients add up to 0
+    got = local.dbias.double().numpy()
+    got = got.reshape(rows.shape) if case.squeezed and got.size == rows.size else got
+    return oracle.error(got, rows, right, terms * CANCELLED)
 
 
 def squared_errors_of(case: Case, group: Any, rank: int, world: int) -> dict[str, tuple[float, int]]:

@@ -44,7 +44,9 @@ def _map(split: tuple, world: int) -> rs.ShardMap:
     return map_of(split, SEQ, world)
 
 
-def errors(group: dist.ProcessGroup, split: tuple, pairs: list[tuple[str, str]], exchange: str) -> dict[str, float]:
+def errors(
+    group: dist.ProcessGroup, split: tuple, pairs: list[tuple[str, str]], exchange: str, schedule: Any = "auto"
+) -> dict[str, float]:
     """The largest difference of any result of this rank, for each mask and score_mod; inf where infinities differ."""
     rank, world = place_of(group)
     smap = _map(split, world)
@@ -64,11 +66,14 @@ def errors(group: dist.ProcessGroup, split: tuple, pairs: list[tuple[str, str]],
             shard_map=smap,
             group=group,
             exchange=exchange,
+            schedule=schedule,
         )
         grads = list(torch.autograd.grad(out, leaves, dout))
         for grad in grads[3:]:
             dist.all_reduce(grad, group=group)
         rows = [smap.shard(x, rank, 2) for x in (*right[:2], *right[2:5])]
+        if smap.num_lists == 1:
+            rows[1][:, :, smap.positions(rank) < 0] = -torch.inf
         found = zip((out, aux.lse, *grads), (*rows, *right[5:]), strict=True)
         worst[f"{mask}, {mod}"] = max(_difference(got.detach(), wanted) for got, wanted in found)
     return worst

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 from cases import NAMES, Case, errors_of
-from pool import Pool
+from pool import Fresh, Pool
+from soak_jobs import Soaked
 
 # Relative to the largest reference value. Half types: one rounding of the result (2^-9, 2^-12), with room for the
 # rounding of operands that the kernels multiply in the half type; their precision proper is judged by RMS.
@@ -18,12 +19,9 @@ def limit_of(name: str, dtype: str) -> float:
     return (FORWARD if name in ("out", "lse") else BACKWARD)[dtype]
 
 
-def check(pool: Pool | None, world: int, cases: list[Case]) -> None:
+def check(pool: Pool | None, world: int, cases: list[Case], job: str = "jobs:errors") -> None:
     """Asserts every case on `world` ranks; with no pool in this process without a group."""
-    if pool is None:
-        answers = [[errors_of(case, None, 0, 1) for case in cases]]
-    else:
-        answers = pool.run("jobs:errors", world, cases=cases)
+    answers = [[errors_of(case, None, 0, 1) for case in cases]] if pool is None else pool.run(job, world, cases=cases)
     faults = [
         f"{name} of rank {rank} off by {answer[name]:.3g} (limit {limit_of(name, case.dtype):.3g}) in {case}"
         for rank, ranked in enumerate(answers)
@@ -32,6 +30,30 @@ def check(pool: Pool | None, world: int, cases: list[Case]) -> None:
         if not answer[name] <= limit_of(name, case.dtype)
     ]
     assert not faults, f"{len(faults)} faults\n" + "\n".join(faults[:12])
+
+
+def check_fronts(pool: Pool, world: int, draws: list[Soaked]) -> None:
+    """Asserts every draw of `soak_jobs` on `world` ranks."""
+    faults = [text for _, text in faults_of_fronts(pool, world, draws)]
+    assert not faults, f"{len(faults)} faults\n" + "\n".join(faults[:12])
+
+
+def faults_of_fronts(pool: Pool, world: int, draws: list[Soaked]) -> list[tuple[int, str]]:
+    """(place among the draws, what is wrong there)."""
+    answers = pool.run("soak_jobs:errors", world, watchdog_s=170, fresh=Fresh(10, count=4), draws=draws)
+    found = []
+    for place, (one, *ranked) in enumerate(zip(draws, *answers, strict=False)):
+        wrong = [
+            f"{name} of rank {rank} off by {error:.3g} (limit {limit_of(name, one.case.dtype):.3g})"
+            for rank, results in enumerate(ranked)
+            for name, error in results.items()
+            if not error <= limit_of(name, one.case.dtype)
+        ]
+        if wrong:
+            found.append((place, f"{'; '.join(wrong[:4])}\n    in {one}"))
+    if len(answers[0]) < len(draws):
+        found.append((len(answers[0]), "no draw was made from here on: no group was left that works"))
+    return found
 
 
 def rms_of(pool: Pool, world: int, cases: list[Case]) -> list[dict[str, float]]:

@@ -33,10 +33,14 @@ _PATHS = [str(Path(__file__).parent), str(Path(__file__).parent.parent / "python
 
 @dataclass(frozen=True)
 class Fresh:
-    """A group made for one job: its timeout, and whether its ranks stand in reverse order of the processes."""
+    """Groups made for one job: their timeout, whether ranks stand in reverse order of the processes, and how many.
+
+    More than one come as a list.
+    """
 
     timeout_s: float = 40
     reverse: bool = False
+    count: int = 1
 
 
 class Pool:
@@ -190,4 +194,6 @@ def _make_group(fresh: Fresh, world: int) -> Any:
     import torch.distributed as dist
 
     ranks = list(range(world))[:: -1 if fresh.reverse else 1]
-    return dist.new_group(ranks, timeout=datetime.timedelta(seconds=fresh.timeout_s), sort_ranks=False)
+    timeout = datetime.timedelta(seconds=fresh.timeout_s)
+    groups = [dist.new_group(ranks, timeout=timeout, sort_ranks=False) for _ in range(fresh.count)]
+    return groups[0] if fresh.count == 1 else groups

@@ -193,9 +193,14 @@ def _documents(ids: Array, inside: tuple) -> Array:
 def holdings(split: tuple, seq_len: int, world: int) -> list[Array]:
     """Global positions of each rank's rows (-1 = padding).
 
-    Splits: ("contiguous",), ("head_tail",), ("striped",), ("lengths", lengths), ("positions", rows of positions).
+    Splits: ("contiguous",), ("head_tail",), ("striped",), ("lengths", lengths), ("positions", rows of positions), and
+    ("entries", rows of positions for each batch entry), which gives [B, rows] for each rank.
     """
     kind, everything = split[0], np.arange(seq_len)
+    if kind == "entries":
+        return [
+            np.asarray(entries, dtype=np.int64).reshape(len(split[1]), -1) for entries in zip(*split[1], strict=True)
+        ]
     if kind == "positions":
         return [np.asarray(row, dtype=np.int64) for row in split[1]]
     if kind == "striped":
@@ -210,7 +215,10 @@ def holdings(split: tuple, seq_len: int, world: int) -> list[Array]:
 
 
 def take_rows(array: Array, positions: Array, axis: int = 2) -> Array:
-    """Rows of `array` at global positions; padding rows are 0."""
+    """Rows of `array` at global positions, which may be [B, rows]; padding rows are 0."""
+    if positions.ndim == 2:
+        entries = np.broadcast_to(array, (len(positions), *array.shape[1:]))
+        return np.stack([take_rows(one, where, axis - 1) for one, where in zip(entries, positions, strict=True)])
     shape = list(array.shape)
     shape[axis] = len(positions)
     picked = np.moveaxis(np.zeros(shape), axis, 0)

@@ -327,14 +327,19 @@ TEST(RingAttention, RefusesViewsThatDoNotFitThePlan) {
   } catch (const Error& error) {
     EXPECT_STREQ(error.what(), "k is [2, 2, 5, 24], the plan needs [2, 2, 6, 24]");
   }
-  Extras capped;
+  Extras capped, dropping;
   capped.pairs.softcap = 1e39;
-  try {
-    ring_forward(plan.rank(0), group.endpoint(0), q.view(), k.view(), v.view(),
-                 {out.view(), s.view(), s.view(), s.view()}, Serial(), capped);
-    FAIL() << "a softcap of 1e39 was taken";
-  } catch (const Error& error) {
-    EXPECT_STREQ(error.what(), "softcap is 1e+39, which is infinite in fp32");
+  dropping.pairs.dropout.p = 0.5;
+  for (const auto& [extras, refusal] :
+       {std::pair(capped, "softcap is 1e+39, which is infinite in fp32"),
+        std::pair(dropping, "dropout, slopes and masks by grid need PairInputs::grids, and the call has none")}) {
+    try {
+      ring_forward(plan.rank(0), group.endpoint(0), q.view(), k.view(), v.view(),
+                   {out.view(), s.view(), s.view(), s.view()}, Serial(), extras);
+      FAIL() << refusal;
+    } catch (const Error& error) {
+      EXPECT_STREQ(error.what(), refusal);
+    }
   }
   EXPECT_EQ(group.endpoint(0).counters().messages_sent, 0);
 }

@@ -65,12 +65,16 @@ Problem draw_problem(Source& source) {
   p.batch = source.in(1, 2);
   p.kv_heads = source.in(1, 3);
   p.q_heads = p.kv_heads * source.in(1, 3);
-  // Some are longer than a block of a kernel.
-  const bool is_long = source.chance(2);
-  if (is_long) p.q_heads = p.kv_heads = p.batch = 1;
+  // Some are longer than a block of a kernel, some have so many keys for few queries that these are cut into parts.
+  const bool is_long = source.chance(2), is_wide = source.chance(2);
+  if (is_long || is_wide) p.q_heads = p.kv_heads = p.batch = 1;
   const auto length = [&] { return source.chance(5) ? 0 : source.in(1, is_long ? 280 : source.chance(10) ? 6 : 44); };
   p.q_len = length();
   p.kv_len = source.chance(60) ? p.q_len : length();
+  if (is_wide) {
+    p.q_len = source.of({1, 2, 3, 40});
+    p.kv_len = source.in(500, 1300);
+  }
   p.qk_dim = source.in(1, source.chance(3) ? 150 : 20);
   p.v_dim = source.in(1, source.chance(3) ? 150 : 20);
   p.dtype = source.of({DType::kF32, DType::kF32, DType::kF64, DType::kBF16, DType::kF16});
@@ -228,6 +232,27 @@ void draw_pairs(Source& source, Draw& draw) {
   if (source.chance(30)) draw.in.dropout = {source.of({0.1, 0.5, 0.9}), source.word(), source.word()};
 }
 
+// NaN in keys, values and queries of which no pair is kept must not be seen.
+void poison_unkept(Draw& draw) {
+  const Problem& p = draw.problem;
+  const test::Inputs inputs = test::oracle_inputs(p, draw.in, draw.keep);
+  std::vector<bool> q_kept(draw.in.q.data.size() / p.qk_dim), kv_kept(draw.in.k.data.size() / p.qk_dim);
+  const auto q_row = [&](int64_t b, int64_t n, int64_t i) { return (b * p.q_heads + n) * p.q_len + i; };
+  const auto kv_row = [&](int64_t b, int64_t n, int64_t j) { return (b * p.kv_heads + n) * p.kv_len + j; };
+  test::for_each_index({p.batch, p.q_heads, p.q_len, p.kv_len}, [&](int64_t b, int64_t n, int64_t i, int64_t j) {
+    const bool is_kept = draw.keep(b, i, j) && !(inputs.terms.bias && inputs.terms.bias(b, n, i, j) == -kInfinity);
+    if (is_kept) q_kept[q_row(b, n, i)] = kv_kept[kv_row(b, n / p.heads_per_kv(), j)] = true;
+  });
+  const auto poison = [](Array& array, const std::vector<bool>& kept, int64_t dim) {
+    for (std::size_t i = 0; i < array.data.size(); ++i) {
+      if (!kept[i / static_cast<std::size_t>(dim)]) array.data[i] = std::nan("");
+    }
+  };
+  poison(draw.in.q, q_kept, p.qk_dim);
+  poison(draw.in.k, kv_kept, p.qk_dim);
+  poison(draw.in.v, kv_kept, p.v_dim);
+}
+
 Draw make_draw(uint64_t seed) {
   Source source(seed);
   Draw draw{.problem = draw_problem(source)};
@@ -263,6 +288,7 @@ Draw make_draw(uint64_t seed) {
   draw.schedule = source.of(schedules_for(world));
   // A plan need not know of rows that stay where they are.
   if (moves_queries(draw.schedule) || source.chance(60)) test::describe_row_tensors(draw.in, draw.problem);
+  if (source.chance(25)) poison_unkept(draw);
   draw.threads = static_cast<int>(source.chance(15) ? source.in(2, 3) : 1);
   return draw;
 }
