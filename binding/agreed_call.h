@@ -24,14 +24,9 @@ auto tell_peers(const Group& group, bool assume_agreed, Action&& action) {
   const int64_t calls = agreement->calls();
   try {
     return action();
-  } catch (const Unsupported& error) {
-    agreement->refuse_since(group, RefusalKind::kUnsupported, message_of(error), calls);
-    throw;
-  } catch (const c10::NotImplementedError& error) {
-    agreement->refuse_since(group, RefusalKind::kUnsupported, message_of(error), calls);
-    throw;
   } catch (const std::exception& error) {
-    agreement->refuse_since(group, RefusalKind::kBadArgument, message_of(error), calls);
+    const RefusalKind kind = is_unsupported(error) ? RefusalKind::kUnsupported : RefusalKind::kBadArgument;
+    agreement->refuse_since(group, kind, message_of(error), calls);
     throw;
   } catch (...) {
     agreement->refuse_since(group, RefusalKind::kBadArgument, "an exception of unknown type", calls);

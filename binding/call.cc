@@ -1,6 +1,5 @@
 #include "binding/call.h"
 
-#include <atomic>
 #include <bit>
 #include <cmath>
 #include <limits>
@@ -11,9 +10,9 @@
 
 #include "ringspan/base/error.h"
 #include "ringspan/kernel/isa.h"
-#include "ringspan/shard/advice.h"
 
 #include "binding/content_hash.h"
+#include "binding/map_warning.h"
 #include "binding/plan_cache.h"
 #include "binding/tensors.h"
 
@@ -121,25 +120,6 @@ PlanCache::Words words_of(const Problem& problem, const Schedule& schedule, Exch
   return words;
 }
 
-// Once a process: another split would spare the busiest rank much (docs/python.md).
-void advise_map(const Decoded& decoded) {
-  constexpr int kMostLooks = 32;
-  constexpr int64_t kLeastRows = 64;
-  static std::atomic<int> looks = 0;
-  static std::atomic<bool> has_warned = false;
-  const bool is_asked =
-      decoded.world > 1 && decoded.q_len == decoded.kv_len && decoded.q_len >= kLeastRows * decoded.world;
-  if (!is_asked || has_warned || looks++ >= kMostLooks) return;
-  const std::optional<MapAdvice> advice = better_map(decoded.mask, decoded.q_map);
-  if (!advice || has_warned.exchange(true)) return;
-  TORCH_WARN("ringspan: without a shard_map the ", decoded.world, " ranks hold contiguous parts of the ", decoded.q_len,
-             " positions, and the busiest computes ", advice->busiest,
-             " pairs of query and key for each head; with "
-             "ringspan.ShardMap.",
-             advice->map, " it would be ", advice->busiest_then,
-             ". Give shard_map= (any map silences this), and shard the tensors with it");
-}
-
 RankPlan build_part(Problem problem, const CallArguments& arguments, const Schedule& schedule, Exchange exchange,
                     int64_t rank) {
   const Decoded decoded = arguments.pattern->build();
@@ -153,10 +133,8 @@ RankPlan build_part(Problem problem, const CallArguments& arguments, const Sched
   const Share& share = arguments.batch_share;
   const MaskSpec mask =
       share.count == 1 ? decoded.mask : decoded.mask.entries(share.index * problem.batch, problem.batch);
-  RankPlan plan =
-      build_plan(problem, mask, decoded.q_map, decoded.kv_map, schedule, route_of(exchange, decoded.world)).rank(rank);
-  if (arguments.map_is_default) advise_map(decoded);
-  return plan;
+  return build_plan(problem, mask, decoded.q_map, decoded.kv_map, schedule, route_of(exchange, decoded.world))
+      .rank(rank);
 }
 
 // A tensor that is split by query rows, as schedules that move these know it.
@@ -211,7 +189,7 @@ Call prepare_call(Group group, const at::Tensor& query, const at::Tensor& key, c
   check_tensor("key", key, call.layout);
   check_tensor("value", value, call.layout);
   Sizes sizes = read_sizes_of(query, key, value, call.layout, arguments);
-  arguments.check_dtypes(sizes.problem.dtype);
+  arguments.check_tensors(sizes.problem.dtype);
   call.exchange = parse_exchange(arguments.exchange);
   const Schedule schedule = parse_schedule_name(arguments.schedule);
   check_schedule(schedule, group.size);
@@ -233,6 +211,9 @@ Call prepare_call(Group group, const at::Tensor& query, const at::Tensor& key, c
   find_plan(arguments, schedule, sizes.problem, call);
   check_rows("query", sizes.q_rows, call.plan->q_rows[call.group.rank], call.group.rank);
   check_rows("key", sizes.kv_rows, call.plan->kv_rows[call.group.rank], call.group.rank);
+  if (arguments.map_is_default && call.group.size > 1) {
+    warn_of_map(call.pattern_hash, [&] { return arguments.pattern->build(); });
+  }
   return call;
 }
 

@@ -41,7 +41,7 @@ struct CallArguments {
   bool map_is_default = false;  // the caller gave no shard map
   // Of the op's own record: adds what the ranks must have in common; checks dtypes beside tensors of one.
   std::function<void(Signature&)> sign_record{};
-  std::function<void(DType)> check_dtypes{};
+  std::function<void(DType)> check_tensors{};
 };
 
 struct Call {

@@ -4,8 +4,8 @@
 
 #include "binding/agreed_call.h"
 #include "binding/contract_pattern.h"
-#include "binding/dtype_rules.h"
 #include "binding/run.h"
+#include "binding/tensor_rules.h"
 #include "binding/tensors.h"
 
 namespace ringspan::binding {
@@ -67,7 +67,7 @@ Prepared prepare_contract(const Group& group, const Tensor& query, const Tensor&
       // The pattern is that of this process's batch entries already, which are counted from the whole call's first.
       .head_share = share_of(a.head_groups),
       .sign_record = [&given](Signature& signature) { signature.add_record(given); },
-      .check_dtypes = [&given](DType dtype) { check_dtypes(given, dtype); }};
+      .check_tensors = [&given](DType dtype) { check_tensors(given, dtype); }};
   p.arguments.pairs = pairs_of(a, p.contract, p.arguments);
   p.arguments.pairs.batch_offset = batch_share.index * sizes.batch;
   p.arguments.pairs.wants_bias_gradient = wants_pse;

@@ -2,6 +2,8 @@
 // TransportError -> DistBackendError.
 #pragma once
 
+#include <string>
+#include <string_view>
 #include <utility>
 
 #include <c10/util/Exception.h>
@@ -25,10 +27,18 @@ auto translate_errors(Action&& action) -> decltype(action()) {
   }
 }
 
-// The message of an exception without PyTorch's C++ stack.
+// The message of an exception without PyTorch's C++ stack, or pybind11's of Python ("Type: text\n\nAt:\n ...").
 inline std::string message_of(const std::exception& error) {
   const auto* torch_error = dynamic_cast<const c10::Error*>(&error);
-  return torch_error ? torch_error->what_without_backtrace() : error.what();
+  if (torch_error) return torch_error->what_without_backtrace();
+  const std::string text = error.what();
+  return text.substr(0, text.find("\n\nAt:\n"));
+}
+
+// Whether an exception says that something is not offered. That of a kernel in Python has its type in its text only.
+inline bool is_unsupported(const std::exception& error) {
+  return dynamic_cast<const Unsupported*>(&error) || dynamic_cast<const c10::NotImplementedError*>(&error) ||
+         std::string_view(error.what()).starts_with("NotImplementedError: ");
 }
 
 }  // namespace ringspan::binding

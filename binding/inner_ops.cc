@@ -7,11 +7,11 @@
 
 #include "binding/agreed_call.h"
 #include "binding/boxed_op.h"
-#include "binding/dtype_rules.h"
 #include "binding/errors.h"
 #include "binding/job.h"
 #include "binding/meta_checks.h"
 #include "binding/run.h"
+#include "binding/tensor_rules.h"
 #include "binding/tensors.h"
 
 namespace ringspan::binding {
@@ -59,7 +59,7 @@ CallArguments read_call(const Arguments& a) {
           .head_share = share_of(a.head_groups),
           .map_is_default = a.map_is_default,
           .sign_record = [&a](Signature& signature) { signature.add_record(a); },
-          .check_dtypes = [&a](DType dtype) { check_dtypes(a, dtype); }};
+          .check_tensors = [&a](DType dtype) { check_tensors(a, dtype); }};
 }
 
 Group group_of(const Arguments& a, const Tensor& query) {

@@ -37,7 +37,10 @@ View expanded_view(View view, const at::Tensor& tensor, const std::vector<int64_
     view.size[axis] = full[axis];
     view.stride[axis] = expanded.stride(axis);
   }
+  // One row for all queries has stride 0 whatever the tensor says, and rows of their own have another, also where there
+  // are none.
   if (size_from_end(tensor, 2) == 1) view.stride[2] = 0;
+  if (size_from_end(tensor, 2) == 0) view.stride[2] = 1;
   return view;
 }
 

@@ -34,7 +34,7 @@ enum class Compare : uint8_t {
   kContent,  // of a small tensor: its values too, where it lies on the CPU
 };
 
-// Which dtypes a tensor may have (dtype_rules.h).
+// Which dtypes a tensor may have (tensor_rules.h).
 enum class DtypeRule : uint8_t {
   kAny,          // checked elsewhere
   kAccumulator,  // Float, or the accumulator type of the call

@@ -53,6 +53,8 @@ void Problem::check() const {
   const DType accumulator = accumulator_of(dtype);
   RINGSPAN_CHECK(is_finite_as(accumulator, scale), "scale is ", scale, ", which is infinite in ", name_of(accumulator),
                  "; scores of ", name_of(dtype), " are computed in that");
+  RINGSPAN_CHECK(is_finite_as(accumulator, scale * static_cast<double>(qk_dim)), "scale is ", scale, " and qk_dim ",
+                 qk_dim, ": a score of vectors of ones would be infinite in ", name_of(accumulator));
   for (const auto& [name, tensor] : {std::pair("bias", &bias), std::pair("mask", &mask)}) {
     if (!tensor->is_given()) continue;
     RINGSPAN_CHECK((tensor->batch == 1 || tensor->batch == batch) && (tensor->heads == 1 || tensor->heads == q_heads),

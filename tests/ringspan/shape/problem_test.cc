@@ -76,10 +76,14 @@ TEST(Problem, RefusesEachBadFieldWithItsNameAndValue) {
 
 TEST(Problem, TakesScalesUpToTheLargestOfTheAccumulatorType) {
   Problem problem = good();
-  problem.scale = std::numeric_limits<float>::max();
+  const auto dim = static_cast<double>(problem.qk_dim);
+  problem.scale = std::numeric_limits<float>::max() / dim;
   EXPECT_EQ(fault_of(problem), "");
+  problem.scale = std::numeric_limits<float>::max();  // a score of vectors of ones
+  EXPECT_NE(fault_of(problem).find("and qk_dim 64"), std::string::npos) << fault_of(problem);
   problem.dtype = DType::kF64;
-  problem.scale = std::numeric_limits<double>::max();
+  EXPECT_EQ(fault_of(problem), "");
+  problem.scale = std::numeric_limits<double>::max() / dim;
   EXPECT_EQ(fault_of(problem), "");
 }
 

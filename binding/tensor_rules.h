@@ -1,4 +1,4 @@
-// The dtypes that a record's fields say of their tensors, checked.
+// What a record's fields say of their tensors, checked.
 #pragma once
 
 #include <string>
@@ -25,10 +25,12 @@ inline std::string wanted_dtype(DtypeRule rule, at::ScalarType dtype, DType call
   }
 }
 
-// Error naming the first argument of another dtype, with both.
+// Error naming the first argument of another dtype, with both, or that is no plain strided tensor.
 template <class Record>
-void check_dtypes(const Record& record, DType call) {
+void check_tensors(const Record& record, DType call) {
   for_each_tensor(record, [&](const FieldInfo& info, const at::Tensor& tensor) {
+    RINGSPAN_CHECK(tensor.layout() == at::kStrided, info.name, " has layout ", concat(tensor.layout()),
+                   "; it must be a plain strided tensor");
     const std::string wanted = wanted_dtype(info.dtype, tensor.scalar_type(), call);
     RINGSPAN_CHECK(wanted.empty(), info.name, " is ", toString(tensor.scalar_type()), "; it must be ", wanted,
                    " beside query of ", name_of(call));
