@@ -79,7 +79,8 @@ TEST(MpiRing, BitsOfTheInProcessRanksAndValuesOfTheOracle) {
     const test::RingInputs in = test::random_inputs(5, p);
     for (const MaskCase& mask : masks()) {
       const test::Expected expected = test::expected_of(p, in, mask.keep);
-      const auto &want = expected.outputs, &gradients = expected.gradients;
+      const test::Outputs& want = expected.outputs;
+      const test::Gradients& gradients = expected.gradients;
       for (const auto& [map_name, map] : maps(world)) {
         for (const Schedule& schedule : schedules_for(world)) {
           SCOPED_TRACE(
