@@ -25,7 +25,9 @@ def faults_of(front: type[fronts.Front], error: str, odd: int, told: list) -> li
         found.append(f"the odd rank raised {own.kind}: {own.message[:200]}")
     elif expected is not None and own.kind != expected and not (own.kind in front.kinds and WORDS in own.message):
         found.append(f"the odd rank raised {own.kind}, not its own {expected}: {own.message[:200]}")
-    kinds = ("NotImplementedError",) if own.kind == "NotImplementedError" else front.kinds
+    # The contract's errors are RuntimeErrors, whatever is wrong (docs/errors.md).
+    is_plain = "RuntimeError" not in front.kinds
+    kinds = ("NotImplementedError",) if is_plain and own.kind == "NotImplementedError" else front.kinds
     for rank, one in enumerate(told):
         if rank == odd:
             continue
