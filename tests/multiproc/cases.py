@@ -369,7 +369,8 @@ def bias_error(case: Case, local: Local, expected: oracle.Result) -> float:
     terms = np.abs(expected.dbias).sum(axis=shared).max(initial=expected.dq_terms)  # a row's gradients add up to 0
     got = local.dbias.double().numpy()
     got = got.reshape(rows.shape) if case.squeezed and got.size == rows.size else got
-    return oracle.error(got, rows, right, terms * SUMMED)
+    cancelled = expected.dbias_terms.sum(axis=shared).max(initial=0.0)
+    return oracle.error(got, rows, right, max(terms * SUMMED, cancelled * CANCELLED))
 
 
 def squared_errors_of(case: Case, group: Any, rank: int, world: int) -> dict[str, tuple[float, int]]:

@@ -32,6 +32,7 @@ class Result:
     dsink: Array | None = None
     dsink_terms: float = 0.0
     dbias: Array | None = None  # [B, N, Sq, Skv]
+    dbias_terms: Array | None = None  # likewise: the absolute terms behind each
 
 
 def draw(seed: int, seq_len: int, q_heads: int, kv_heads: int, qk_dim: int, v_dim: int = 0, batch: int = 1) -> list:
@@ -102,7 +103,7 @@ def attend(
         result.dsink_terms = float((probability[..., -1] * size).sum((0, 2)).max(initial=0.0))
         dscore, probability, terms, wide_k = dscore[..., :-1], probability[..., :-1], terms[..., :-1], wide_k[:, :, :-1]
         factor = factor[..., :-1]
-    result.dbias = dscore / scale
+    result.dbias, result.dbias_terms = dscore / scale, np.abs(terms) / abs(scale)
     dscore = dscore * steep
     result.dq = dscore @ wide_k
     result.dk = _sum_groups(dscore.swapaxes(-1, -2) @ q, group)
