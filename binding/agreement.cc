@@ -273,28 +273,20 @@ Agreed Agreement::agree(const Group& group, const Proposal& proposal) {
   }
 }
 
-void Agreement::refuse(const Group& group, RefusalKind kind, const std::string& message) noexcept {
-  const std::lock_guard lock(mutex_);
-  leave_refusal(group, kind, message);
-}
-
 void Agreement::refuse_since(const Group& group, RefusalKind kind, const std::string& message, int64_t calls) noexcept {
   const std::lock_guard lock(mutex_);
-  if (number_ == calls) leave_refusal(group, kind, message);
-}
-
-int64_t Agreement::calls() const {
-  const std::lock_guard lock(mutex_);
-  return number_;
-}
-
-void Agreement::leave_refusal(const Group& group, RefusalKind kind, const std::string& message) noexcept {
+  if (number_ != calls) return;
   const int64_t number = ++number_;
   try {
     mailbox_->leave(group, number, Topic::kHeader, to_text(Header{.number = number, .refusal = kind}, cut(message)));
   } catch (const std::exception&) {
     // The caller raises its own error now, and that one matters more than a lost peer.
   }
+}
+
+int64_t Agreement::calls() const {
+  const std::lock_guard lock(mutex_);
+  return number_;
 }
 
 }  // namespace ringspan::binding

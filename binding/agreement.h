@@ -55,10 +55,8 @@ class Agreement {
   // come within the group's timeout. The group can be used again after each of them.
   Agreed agree(const Group& group, const Proposal& proposal);
   // Takes part in the next call by refusing it: the other ranks raise `message`, of which at most kMaxMessage bytes are
-  // told.
-  void refuse(const Group& group, RefusalKind kind, const std::string& message) noexcept;
-  // The same, unless this rank has taken part in a call since it had made `calls` of them: what was raised later than
-  // that is no refusal.
+  // told. Nothing where this rank has taken part in a call since it had made `calls` of them: what was raised later
+  // than that is no refusal.
   void refuse_since(const Group& group, RefusalKind kind, const std::string& message, int64_t calls) noexcept;
 
   // How many calls this rank has taken part in, refused ones among them.
@@ -67,8 +65,6 @@ class Agreement {
   static constexpr size_t kMaxMessage = 4096;
 
  private:
-  void leave_refusal(const Group& group, RefusalKind kind, const std::string& message) noexcept;
-
   mutable std::mutex mutex_;
   int64_t number_ = 0;
   std::unique_ptr<Mailbox> mailbox_;
