@@ -112,7 +112,7 @@ INSTANTIATE_TEST_SUITE_P(Maps, EmptyShardsTest, testing::Range(size_t{0}, maps()
 // A call of two ranks, the second without query rows, as its caller builds it.
 struct SmallCall {
   explicit SmallCall(Schedule schedule, bool by_row)
-      : plan(plan_of(schedule, by_row)), bias(Array({1, 1, 1, 6}, 0.5), DType::kF32), dbias(bias) {}
+      : plan(plan_of(schedule, by_row)), bias(Array({1, 1, 1, 6}, 0.5), DType::kF32) {}
 
   static Plan plan_of(Schedule schedule, bool by_row) {
     Problem p{.batch = 1, .q_heads = 2, .kv_heads = 2, .q_len = 6, .kv_len = 6, .qk_dim = 4, .v_dim = 4, .scale = 1};
@@ -130,11 +130,11 @@ struct SmallCall {
       test::Tensor q(Array({1, 2, rows, 4}, 1), DType::kF32), out = q, dq = q, dout = q;
       test::Tensor k(Array({1, 2, 3, 4}, 1), DType::kF32), v = k, dk = k, dv = k;
       test::Tensor max(DType::kF32, {1, 2, rows, 1}), sum = max, lse = max;
-      test::Tensor own(Array({1, 1, rows, 6}, 0.5), DType::kF32), own_gradient(DType::kF32, {1, 1, rows, 6});
+      test::Tensor own(Array({1, 1, rows, 6}, 0.5), DType::kF32), own_gradient(DType::kF32, {1, 1, rows, 6}), shared = bias;
       Extras extras;
       GradsView grads{dq.view(), dk.view(), dv.view()};
       extras.pairs.bias = std::as_const(by_row ? own : bias).view();
-      grads.dbias = (by_row ? own_gradient : dbias).view();
+      grads.dbias = (by_row ? own_gradient : shared).view();
       const auto spread = [rows](auto& view) {
         for (const int axis : {0, 1}) view.stride[axis] = 0;
         if (view.rows() != rows) view.stride[2] = 0;
@@ -161,7 +161,7 @@ struct SmallCall {
   }
 
   Plan plan;
-  test::Tensor bias, dbias;
+  test::Tensor bias;
 };
 
 std::vector<Schedule> small_schedules() { return schedules_for(2); }
