@@ -6,7 +6,6 @@
 #include <optional>
 #include <string>
 
-#include "ringspan/plan/work.h"
 #include "ringspan/sim/picture.h"
 
 #include "cli/options.h"

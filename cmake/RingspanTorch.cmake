@@ -2,7 +2,7 @@
 # torch was built for CUDA; the binding needs only its headers and CPU libraries, so they are taken from the Python
 # package directly.
 
-file(GLOB binding_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/binding/*.cc)
+file(GLOB binding_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/binding/*/*.cc)
 if(NOT binding_sources)
   return()
 endif()

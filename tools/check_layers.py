@@ -65,6 +65,19 @@ OUTSIDE = {
     "examples": ["ringspan"],
 }
 
+# Rooms of a folder: room -> rooms whose files it may include, beside its own.
+ROOMS = {
+    "binding": {
+        "base": [],
+        "group": ["base"],
+        "op": ["base", "group"],
+        "npu": ["base", "group", "op"],
+        "ask": ["base", "group", "op"],
+    },
+    # A proof that asked the builders would ask the accused.
+    "ringspan/plan": {"schedules": [], "proof": []},
+}
+
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
 
 
@@ -100,6 +113,17 @@ def fault_of_core(file: str, include: str) -> str | None:
     return None if parts[1] in allowed else f"{layer} may include only {', '.join(sorted(allowed))}"
 
 
+def fault_of_room(file: str, include: str) -> str | None:
+    """Says what is wrong where a file of a room includes a file of another room; None if nothing is."""
+    for folder, rooms in ROOMS.items():
+        here, there = (re.match(f"{folder}/([a-z]+)/", name) for name in (file, include))
+        if here is None or there is None or here[1] == there[1]:
+            continue
+        if here[1] not in rooms or there[1] not in rooms[here[1]]:
+            return f"{folder}/{here[1]} may include only {', '.join(rooms.get(here[1], []))} beside itself"
+    return None
+
+
 def fault_of(file: str, quoted: bool, include: str) -> str | None:
     """Says what is wrong with one #include line; None if nothing is."""
     for prefix, folders in THIRD_PARTY.items():
@@ -116,8 +140,9 @@ def fault_of(file: str, quoted: bool, include: str) -> str | None:
     if not (ROOT / include).is_file():
         return "no such file (paths start at the repository root)"
     folder = file.split("/")[0]
-    if folder == "ringspan":
-        return fault_of_core(file, include)
+    fault = fault_of_room(file, include)
+    if fault or folder == "ringspan":
+        return fault or fault_of_core(file, include)
     return None if first in OUTSIDE[folder] else f"{folder} may include only {', '.join(OUTSIDE[folder])}"
 
 

@@ -90,7 +90,7 @@ def __dir__() -> list[str]:
 
 
 def _register_on_dtensors() -> None:
-    from ringspan.dtensor import contract, sdpa_hook
+    from ringspan.dtensor import npu_ops, sdpa_hook
 
     contract.register()
     sdpa_hook.register()

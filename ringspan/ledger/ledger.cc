@@ -6,7 +6,6 @@
 
 #include "ringspan/base/error.h"
 #include "ringspan/ledger/peak.h"
-#include "ringspan/plan/work.h"
 
 namespace ringspan {
 namespace {

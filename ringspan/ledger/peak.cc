@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "ringspan/plan/builder.h"
+#include "ringspan/plan/schedules/builder.h"
 #include "ringspan/plan/slot_uses.h"
 
 namespace ringspan::detail {

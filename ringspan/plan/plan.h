@@ -141,6 +141,9 @@ Plan build_plan(const Problem& problem, const MaskSpec& mask, const ShardMap& ma
 std::string to_json(const RankPlan& part);
 RankPlan rank_plan_from_json(std::string_view text);
 
+// (query, key) pairs that the tiles of a step keep, of all batch entries and one head.
+int64_t kept_pairs(const Step& step);
+
 // What `part.rank` sends: in a step; forward and backward.
 int64_t sent_bytes(const Step& step, const RankPlan& part);
 struct SentBytes {

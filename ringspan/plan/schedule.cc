@@ -1,42 +1,43 @@
 #include "ringspan/plan/schedule.h"
 
-#include <array>
 #include <charconv>
-#include <utility>
 
 #include "ringspan/base/error.h"
+#include "ringspan/plan/schedules/schedules.h"
 
 namespace ringspan {
 namespace {
 
-constexpr std::array<std::pair<ScheduleKind, std::string_view>, 8> kNames{{{ScheduleKind::kRing, "ring"},
-                                                                           {ScheduleKind::kGather, "gather"},
-                                                                           {ScheduleKind::kUlysses, "ulysses"},
-                                                                           {ScheduleKind::kHybrid, "hybrid"},
-                                                                           {ScheduleKind::kPruned, "pruned"},
-                                                                           {ScheduleKind::kQRing, "q_ring"},
-                                                                           {ScheduleKind::kDoubleRing, "double_ring"},
-                                                                           {ScheduleKind::kInvariant, "invariant"}}};
+// All that is known of a schedule beside its file.
+struct ScheduleInfo {
+  ScheduleKind kind;
+  std::string_view name;
+  std::string_view inner;  // what its inner number counts; "" = it has none
+  bool moves_queries, fixes_order;
+  void (*build)(const Plan& plan, RankPlan& part);
+};
 
-bool has_inner(ScheduleKind kind) { return kind == ScheduleKind::kHybrid || kind == ScheduleKind::kDoubleRing; }
+constexpr std::string_view kTeams = "ranks that split heads", kNodes = "ranks a node";
+constexpr ScheduleInfo kSchedules[] = {
+    // kind, name, inner, moves_queries, fixes_order, build
+    {ScheduleKind::kRing, "ring", "", false, false, detail::build_ring},
+    {ScheduleKind::kGather, "gather", "", false, false, detail::build_gather},
+    {ScheduleKind::kUlysses, "ulysses", "", true, false, detail::build_ulysses},
+    {ScheduleKind::kHybrid, "hybrid", kTeams, true, false, detail::build_hybrid},
+    {ScheduleKind::kPruned, "pruned", "", false, false, detail::build_pruned},
+    {ScheduleKind::kQRing, "q_ring", "", true, false, detail::build_q_ring},
+    {ScheduleKind::kDoubleRing, "double_ring", kNodes, false, false, detail::build_double_ring},
+    {ScheduleKind::kInvariant, "invariant", "", true, true, detail::build_invariant},
+};
 
-std::string_view plain_name(ScheduleKind kind) {
-  for (const auto& [known, name] : kNames) {
-    if (known == kind) return name;
+const ScheduleInfo& info_of(ScheduleKind kind) {
+  for (const ScheduleInfo& info : kSchedules) {
+    if (info.kind == kind) return info;
   }
   throw Error(concat("schedule ", static_cast<int>(kind), " is unknown"));
 }
 
-}  // namespace
-
-std::string name_of(const Schedule& schedule) {
-  const std::string name(plain_name(schedule.kind));
-  if (!has_inner(schedule.kind)) return name;
-  return schedule.outer == 0 ? concat(name, ":", schedule.inner)
-                             : concat(name, ":", schedule.inner, "x", schedule.outer);
-}
-
-namespace {
+bool has_inner(const ScheduleInfo& info) { return !info.inner.empty(); }
 
 // "2" or "2x4" after the colon; false for anything else.
 bool read_numbers(std::string_view text, Schedule& schedule) {
@@ -50,28 +51,40 @@ bool read_numbers(std::string_view text, Schedule& schedule) {
 
 }  // namespace
 
+std::string name_of(const Schedule& schedule) {
+  const ScheduleInfo& info = info_of(schedule.kind);
+  std::string name(info.name);
+  if (has_inner(info)) name += concat(":", schedule.inner);
+  if (has_inner(info) && schedule.outer != 0) name += concat("x", schedule.outer);
+  return name;
+}
+
 Schedule parse_schedule(std::string_view text) {
   const size_t colon = text.find(':');
   const std::string_view name = text.substr(0, colon);
-  for (const auto& [kind, known] : kNames) {
-    if (known != name || has_inner(kind) != (colon != std::string_view::npos)) continue;
-    Schedule schedule{kind};
-    if (!has_inner(kind) || read_numbers(text.substr(colon + 1), schedule)) return schedule;
+  for (const ScheduleInfo& info : kSchedules) {
+    if (info.name != name || has_inner(info) != (colon != std::string_view::npos)) continue;
+    Schedule schedule{info.kind};
+    if (!has_inner(info) || read_numbers(text.substr(colon + 1), schedule)) return schedule;
   }
-  throw Error(concat("schedule \"", text, "\" is unknown; use ring, gather, ulysses, hybrid:N (N ranks split heads), ",
-                     "pruned, q_ring, invariant or double_ring:N (N ranks a node)"));
+  throw Error(concat("schedule \"", text, "\" is unknown; use ", schedule_help()));
 }
 
-bool moves_queries(const Schedule& schedule) {
-  return schedule.kind == ScheduleKind::kUlysses || schedule.kind == ScheduleKind::kHybrid ||
-         schedule.kind == ScheduleKind::kQRing || schedule.kind == ScheduleKind::kInvariant;
+std::string schedule_help() {
+  std::string text;
+  for (const ScheduleInfo& info : kSchedules) {
+    text += concat(text.empty() ? "" : ", ", info.name);
+    if (has_inner(info)) text += concat(":N (N ", info.inner, ")");
+  }
+  return text;
 }
 
-bool fixes_order(const Schedule& schedule) { return schedule.kind == ScheduleKind::kInvariant; }
+bool moves_queries(const Schedule& schedule) { return info_of(schedule.kind).moves_queries; }
+
+bool fixes_order(const Schedule& schedule) { return info_of(schedule.kind).fixes_order; }
 
 void check_schedule(const Schedule& schedule, int64_t world) {
-  plain_name(schedule.kind);
-  if (!has_inner(schedule.kind)) return;
+  if (!has_inner(info_of(schedule.kind))) return;
   RINGSPAN_CHECK(schedule.inner >= 1 && world % schedule.inner == 0, "schedule ", name_of(schedule), " for a group of ",
                  world, " ranks: ", schedule.inner, " must divide ", world);
   RINGSPAN_CHECK(schedule.outer == 0 || schedule.inner * schedule.outer == world, "schedule ", name_of(schedule),
@@ -79,14 +92,18 @@ void check_schedule(const Schedule& schedule, int64_t world) {
 }
 
 std::vector<Schedule> schedules_for(int64_t world) {
-  std::vector<Schedule> schedules = {Schedule::kRing,   Schedule::kGather, Schedule::kUlysses,
-                                     Schedule::kPruned, Schedule::kQRing,  Schedule::kInvariant};
+  std::vector<Schedule> schedules;
+  for (const ScheduleInfo& info : kSchedules) {
+    if (!has_inner(info)) schedules.push_back({info.kind});
+  }
   for (int64_t inner = 2; inner < world; ++inner) {
-    if (world % inner != 0) continue;
-    schedules.push_back(Schedule::hybrid(inner));
-    schedules.push_back(Schedule::double_ring(inner));
+    for (const ScheduleInfo& info : kSchedules) {
+      if (has_inner(info) && world % inner == 0) schedules.push_back({info.kind, inner});
+    }
   }
   return schedules;
 }
+
+void detail::build_steps(const Plan& plan, RankPlan& part) { info_of(plan.schedule().kind).build(plan, part); }
 
 }  // namespace ringspan

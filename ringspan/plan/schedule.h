@@ -1,14 +1,14 @@
-// Schedule: which algorithm a plan follows. Each has a file of its own, which opens with a worked grid, its messages
-// and its bytes.
+// Schedule: which algorithm a plan follows. Each has a file of its own in plan/schedules, which opens with a worked grid,
+// its messages and its bytes.
 //
-//   ring         K/V go round, gradients of K/V follow one step behind                              ring.h
-//   gather       all K/V come at once while a rank works on its own                                 gather.h
-//   ulysses      heads instead of rows are split while a rank computes                              ulysses.h
-//   hybrid       ulysses between neighbouring ranks, a ring between their teams                     ulysses.h
-//   pruned       rows of K/V go from their owner straight to the ranks that keep a pair with them   pruned.h
-//   q_ring       forward as ring; backward sends Q, dout, statistics and dQ round                   ring.h
-//   double_ring  a ring inside each node, and one between nodes that moves once per inner round     double_ring.h
-//   invariant    blocks of the sequence in ascending order: the same bits for any split             invariant.h
+//   ring         K/V go round, gradients of K/V follow one step behind                              ring.cc
+//   gather       all K/V come at once while a rank works on its own                                 gather.cc
+//   ulysses      heads instead of rows are split while a rank computes                              ulysses.cc
+//   hybrid       ulysses between neighbouring ranks, a ring between their teams                     ulysses.cc
+//   pruned       rows of K/V go from their owner straight to the ranks that keep a pair with them   pruned.cc
+//   q_ring       forward as ring; backward sends Q, dout, statistics and dQ round                   ring.cc
+//   double_ring  a ring inside each node, and one between nodes that moves once per inner round     double_ring.cc
+//   invariant    blocks of the sequence in ascending order: the same bits for any split             invariant.cc
 #pragma once
 
 #include <cstdint>
@@ -47,6 +47,8 @@ inline constexpr Schedule Schedule::kInvariant{ScheduleKind::kInvariant};
 // (and teams in the ring); "double_ring:4" (ranks a node) or "double_ring:4x2" (and nodes).
 std::string name_of(const Schedule& schedule);
 Schedule parse_schedule(std::string_view name);
+// The names, with what their numbers count, for messages and help.
+std::string schedule_help();
 
 // Whether query rows travel under it, in either pass, in a group of some ranks.
 bool moves_queries(const Schedule& schedule);

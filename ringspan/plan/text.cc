@@ -4,7 +4,6 @@
 
 #include "ringspan/base/error.h"
 #include "ringspan/plan/plan.h"
-#include "ringspan/plan/work.h"
 
 namespace ringspan {
 namespace {

@@ -5,7 +5,7 @@
 #include <iterator>
 #include <utility>
 
-#include "ringspan/plan/proof.h"
+#include "ringspan/plan/proof/proof.h"
 
 namespace ringspan {
 namespace detail {

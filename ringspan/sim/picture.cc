@@ -5,7 +5,6 @@
 #include <nlohmann/json.hpp>
 
 #include "ringspan/base/error.h"
-#include "ringspan/plan/work.h"
 #include "ringspan/shape/division.h"
 
 namespace ringspan {

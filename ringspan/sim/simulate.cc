@@ -7,7 +7,7 @@
 
 #include "ringspan/base/error.h"
 #include "ringspan/base/parallel.h"
-#include "ringspan/plan/invariant.h"
+#include "ringspan/plan/schedules/schedules.h"
 #include "ringspan/sim/pass_cost.h"
 #include "ringspan/sim/sample.h"
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from cases import Case, local_inputs, map_of, mask_of, pair_arguments, positions_of, to_layout
-from contract_cases import prefix_mask, upper
+from npu_cases import prefix_mask, upper
 from torch.distributed.device_mesh import DeviceMesh
 from trials import Arena, Told
 

@@ -158,8 +158,8 @@ class ContractOnDTensors(OnDTensors):
     dtype, limit = torch.float32, 1e-5
     kinds = ("RuntimeError", "ValueError")
     takes_mask = False
-    checks = ("ringspan.dtensor.contract:as_dtensor",)
-    encoding = ("ringspan.dtensor.contract:arrange",)
+    checks = ("ringspan.dtensor.npu_ops:as_dtensor",)
+    encoding = ("ringspan.dtensor.npu_ops:arrange",)
     mistakes = CONTRACT_MISTAKES
 
     def prepare(self, arena: Arena) -> Setting:

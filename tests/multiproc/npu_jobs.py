@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contract_jobs
+import npu_cp_jobs
 import sdpa_jobs
 import torch
 import torch.distributed as dist
@@ -19,7 +19,7 @@ import ringspan as rs
 
 
 def errors(group: dist.ProcessGroup, **call: object) -> tuple[dict, dict[str, int]]:
-    """`contract_jobs.errors`, and how often the functions of the module `torch_npu` were called."""
+    """`npu_cp_jobs.errors`, and how often the functions of the module `torch_npu` were called."""
     compat.install()
     try:
         import torch_npu
@@ -27,7 +27,7 @@ def errors(group: dist.ProcessGroup, **call: object) -> tuple[dict, dict[str, in
         calls = dict.fromkeys(("npu_fusion_attention_v3", "npu_ring_attention_update"), 0)
         for name in calls:
             setattr(torch_npu, name, _counting(calls, name, getattr(torch_npu, name)))
-        return contract_jobs.errors(group, **call), calls
+        return npu_cp_jobs.errors(group, **call), calls
     finally:
         compat.uninstall()
 

@@ -10,7 +10,7 @@ import oracle
 import torch
 import torch.distributed as dist
 from cases import Case, Local, bias_tensor, compare, expect, map_of, mask_tensor, positions_of, run_case
-from contract_cases import EMPTY, upper
+from npu_cases import EMPTY, upper
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 

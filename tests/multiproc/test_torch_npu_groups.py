@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from contract_cases import Call, kept, upper
+from npu_cases import Call, kept, upper
 from test_sdpa import MATRIX, WHOLE_MATRIX, judge
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import oracle
 import torch
-from contract_cases import kept, upper
+from npu_cases import kept, upper
 from torch import Tensor
 
 from ringspan import device

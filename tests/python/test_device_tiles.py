@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from contract_cases import kept
+from npu_cases import kept
 from ringspan.device.tiles import COMPRESSED, Tile, flash_parts, mask_parts, read_tiles, sparse_mode_of
 
 OPEN = 2**40

@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from contract_cases import EMPTY
+from npu_cases import EMPTY
 
 import ringspan  # noqa: F401  registers the ops
 

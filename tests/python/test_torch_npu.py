@@ -10,7 +10,7 @@ import oracle
 import pytest
 import torch
 import torch.distributed as dist
-from contract_cases import Call, kept, upper
+from npu_cases import Call, kept, upper
 from ringspan.compat import torch_npu as compat
 from torch.utils.checkpoint import checkpoint
 

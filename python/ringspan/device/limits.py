@@ -13,7 +13,7 @@ _CUDA_CAPABILITY = (8, 0)  # the oldest with bf16 and flash attention
 
 
 def npu_refusal(query: Tensor, sizes: list[int], given: list[str]) -> str:
-    """The limits of the fused-attention contract (docs/contract.md); "" where a call is within them."""
+    """The limits of the fused-attention contract (docs/npu_ops.md); "" where a call is within them."""
     _, q_heads, _, qk_dim, v_dim = sizes
     refusal = device_refusal("npu", (*given, _name_of(query.dtype)))
     if refusal:

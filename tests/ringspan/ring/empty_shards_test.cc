@@ -130,7 +130,8 @@ struct SmallCall {
       test::Tensor q(Array({1, 2, rows, 4}, 1), DType::kF32), out = q, dq = q, dout = q;
       test::Tensor k(Array({1, 2, 3, 4}, 1), DType::kF32), v = k, dk = k, dv = k;
       test::Tensor max(DType::kF32, {1, 2, rows, 1}), sum = max, lse = max;
-      test::Tensor own(Array({1, 1, rows, 6}, 0.5), DType::kF32), own_gradient(DType::kF32, {1, 1, rows, 6}), shared = bias;
+      test::Tensor own(Array({1, 1, rows, 6}, 0.5), DType::kF32), own_gradient(DType::kF32, {1, 1, rows, 6}),
+          shared = bias;
       Extras extras;
       GradsView grads{dq.view(), dk.view(), dv.view()};
       extras.pairs.bias = std::as_const(by_row ? own : bias).view();

@@ -1,14 +1,13 @@
 // Schedule invariant: the same bits for every number of ranks, every map and every number of threads, on each
 // instruction set that this machine offers. One rank with one thread is what all others are held against, and the
 // double oracle what that one is.
-#include "ringspan/plan/invariant.h"
-
 #include <optional>
 
 #include <gtest/gtest.h>
 
 #include "ringspan/base/error.h"
 #include "ringspan/kernel/isa.h"
+#include "ringspan/plan/schedules/schedules.h"
 #include "ringspan/plan/validate.h"
 
 #include "tests/ringspan/support/ring_cases.h"

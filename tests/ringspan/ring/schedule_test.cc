@@ -8,7 +8,7 @@
 
 #include "ringspan/base/error.h"
 #include "ringspan/ledger/ledger.h"
-#include "ringspan/plan/ulysses.h"
+#include "ringspan/plan/schedules/schedules.h"
 #include "ringspan/plan/validate.h"
 
 #include "tests/ringspan/support/ring_cases.h"

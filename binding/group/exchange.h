@@ -1,0 +1,52 @@
+// Messages between the ranks of a group over c10d: one flat tensor, of which each rank gets its piece, and one that
+// holds a piece of each rank.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <torch/csrc/distributed/c10d/Work.hpp>
+
+#include "binding/group/group.h"
+
+namespace ringspan::binding {
+
+struct Message {
+  at::Tensor send;                      // flat and dense, pieces in the order of the ranks
+  std::vector<int64_t> sent, received;  // elements by rank
+  int64_t tag = 0;
+};
+
+// A message on its way. `received` has its memory from the beginning and its content after finish().
+struct Flight {
+  at::Tensor sent, received;
+  std::vector<std::pair<int64_t, c10::intrusive_ptr<c10d::Work>>> works{};  // by peer
+};
+
+// Failures leave as c10d throws them; `lost` then is the rank that did not answer, -1 where any may be the one.
+class FlatExchange {
+ public:
+  virtual ~FlatExchange() = default;
+  virtual Flight start(const Message& message, int64_t& lost) = 0;
+  virtual void finish(Flight& flight, int64_t& lost) = 0;
+  // Name of the collective in which all ranks take part, "" where only two do: then the lost peer is known.
+  virtual const char* collective() const = 0;
+};
+
+// One functional all_to_all_single for each message.
+std::unique_ptr<FlatExchange> make_all_to_all(const Group& group);
+// Send and receive. Unsupported where the group has no backend object.
+std::unique_ptr<FlatExchange> make_p2p(const Group& group);
+
+// One all_gather of `flat`, which has the same size on every rank; [size * group] after wait_gathered().
+at::Tensor start_all_gather(const Group& group, const at::Tensor& flat);
+void wait_gathered(const at::Tensor& gathered);
+
+// Whether everything that is posted from now on is also waited for at once, so that nothing travels while a step
+// computes. For the bench, which measures what the overlap hides; changes no bit of any result.
+void set_wait_at_post(bool waits);
+bool waits_at_post();
+
+}  // namespace ringspan::binding

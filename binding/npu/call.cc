@@ -1,0 +1,128 @@
+#include "binding/npu/call.h"
+
+#include <ATen/ATen.h>
+
+#include "binding/base/tensor_rules.h"
+#include "binding/base/tensors.h"
+#include "binding/npu/pattern.h"
+#include "binding/op/agreed_call.h"
+#include "binding/op/run.h"
+
+namespace ringspan::binding {
+namespace {
+
+using at::Tensor;
+
+int64_t read_number(const char* name, const std::optional<Tensor>& given, double keep_prob) {
+  if (!(keep_prob < 1)) return 0;
+  RINGSPAN_CHECK(given, name, " is missing; with keep_prob below 1 it is needed");
+  RINGSPAN_CHECK(given->numel() == 1 && given->device().is_cpu() &&
+                     (given->scalar_type() == at::kLong || given->scalar_type() == at::kInt),
+                 name, " is ", toString(given->scalar_type()), " ", given->sizes(), " on ", given->device().str(),
+                 "; it must be one int64 or int32 on the CPU");
+  return given->to(at::kLong).item<int64_t>();
+}
+
+// This process's part of what is given for all batch entries.
+ContractArguments part_of(ContractArguments a, const Share& share, int64_t batch) {
+  if (!a.prefix || share.count == 1) return a;
+  RINGSPAN_CHECK(static_cast<int64_t>(a.prefix->size()) == batch * share.count, "prefix has ", a.prefix->size(),
+                 " values and the batch ", batch * share.count, " entries; give one value per entry");
+  const auto begin = a.prefix->begin() + share.index * batch;
+  a.prefix = std::vector<c10::SymInt>(begin, begin + batch);
+  return a;
+}
+
+struct Prepared {
+  ContractCall contract;
+  CallArguments arguments{};
+  PreparedCall call{};
+};
+
+PairArguments pairs_of(const ContractArguments& a, const ContractCall& contract, const CallArguments& call) {
+  PairArguments pairs = contract.pairs;
+  pairs.seed = read_number("seed", a.seed, a.keep_prob);
+  pairs.offset = read_number("offset", a.offset, a.keep_prob);
+  pairs.total_heads = call.head_share.count * contract.sizes.q_heads;
+  return pairs;
+}
+
+Prepared prepare_contract(const Group& group, const Tensor& query, const Tensor& key, const Tensor& value,
+                          const ContractArguments& given, bool wants_pse) {
+  const ContractSizes sizes = read_contract_sizes(query, key, value, given.head_num, given.input_layout);
+  const Share batch_share = share_of(given.batch_groups);
+  const ContractArguments a = part_of(given, batch_share, sizes.batch);
+  ContractMap q_map("q_map", a.q_map, sizes.q_rows, group.size), kv_map("kv_map", a.kv_map, sizes.kv_rows, group.size);
+  Prepared p{.contract = read_contract(a, sizes, query.scalar_type(), q_map.seq_len(), kv_map.seq_len())};
+  RINGSPAN_CHECK(!a.in_group || sizes.layout != Layout::kTND || a.softmax_layout == "TND", "softmax_layout is \"",
+                 a.softmax_layout, "\"; in a group documents cross ranks, say \"TND\"");
+  p.arguments = {
+      .pattern = std::make_shared<ContractPattern>(p.contract, std::move(q_map), std::move(kv_map), group.size),
+      .scale = a.scale,
+      .layout = name_of(sizes.layout),
+      .num_heads = sizes.q_heads,
+      .schedule = a.schedule,
+      .exchange = a.exchange,
+      .sink = a.sink,
+      // The pattern is that of this process's batch entries already, which are counted from the whole call's first.
+      .head_share = share_of(a.head_groups),
+      .sign_record = [&given](Signature& signature) { signature.add_record(given); },
+      .check_tensors = [&given](DType dtype) { check_tensors(given, dtype); }};
+  p.arguments.pairs = pairs_of(a, p.contract, p.arguments);
+  p.arguments.pairs.batch_offset = batch_share.index * sizes.batch;
+  p.arguments.pairs.wants_bias_gradient = wants_pse;
+  p.call = prepare(group, query, key, value, p.arguments, {"the row maximum"});
+  return p;
+}
+
+void check_saved(const char* name, const Tensor& tensor, at::IntArrayRef shape, at::ScalarType dtype) {
+  RINGSPAN_CHECK(tensor.defined(), name, " is missing");
+  RINGSPAN_CHECK(tensor.sizes() == shape && tensor.scalar_type() == dtype, name, " is ", toString(tensor.scalar_type()),
+                 " ", tensor.sizes(), "; it must be ", toString(dtype), " ", shape);
+}
+
+void check_saved(const ContractSizes& s, const ContractSaved& saved, at::ScalarType dtype) {
+  const std::vector<int64_t> out_shape = shape_in(s.layout, s.batch, s.q_heads, s.q_rows, s.v_dim);
+  check_saved("dy", saved.dy, out_shape, dtype);
+  check_saved("attention_in", saved.out, out_shape, dtype);
+  check_saved("softmax_max", saved.max, contract_stats_shape(s), at::kFloat);
+  check_saved("softmax_sum", saved.sum, contract_stats_shape(s), at::kFloat);
+}
+
+}  // namespace
+
+ContractForward run_contract(const Tensor& query, const Tensor& key, const Tensor& value, const ContractArguments& a,
+                             bool needs_grad, bool wants_pse) {
+  const Group group = find_group(a.group_name, query.device().type());
+  const Prepared p = tell_peers(group, false, [&] {
+    Prepared prepared = prepare_contract(group, query, key, value, a, wants_pse);
+    prepared.arguments.needs_grad = needs_grad;
+    // In a group every rank has drawn for itself.
+    prepared.arguments.pairs.seed_is_drawn = a.in_group && a.keep_prob < 1;
+    make_agreed(prepared.call, prepared.arguments, CallKind::kForward, 0);
+    return prepared;
+  });
+  const Output output = run_attention(p.call.call, p.call.operands);
+  ContractStats stats = to_contract_stats(output.max, output.sum, p.contract, a.softmax_layout);
+  return {output.out, stats.max, stats.sum, p.call.operands.seed, p.arguments.pairs.offset};
+}
+
+ContractGradients run_contract_backward(const Tensor& query, const Tensor& key, const Tensor& value,
+                                        const ContractArguments& a, const ContractSaved& saved) {
+  const Group group = find_group(a.group_name, query.device().type());
+  const bool wants_pse = a.pse && !a.has_slopes();
+  const Prepared p = tell_peers(group, false, [&] {
+    Prepared prepared = prepare_contract(group, query, key, value, a, wants_pse);
+    check_saved(prepared.contract.sizes, saved, query.scalar_type());
+    prepared.arguments.needs_grad = true;
+    make_agreed(prepared.call, prepared.arguments, CallKind::kBackward, 0);
+    return prepared;
+  });
+  const Tensor lse = lse_of_contract_stats({saved.max, saved.sum}, p.contract, a.softmax_layout);
+  const InputGradients gradients =
+      run_attention_backward(p.call.call, p.call.operands, {saved.out, lse, saved.dy, Tensor()}, wants_pse);
+  return {gradients.query, gradients.key, gradients.value,
+          wants_pse ? gradients.bias.to(a.pse->scalar_type()) : Tensor(), gradients.sink};
+}
+
+}  // namespace ringspan::binding
