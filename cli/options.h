@@ -5,6 +5,7 @@
 //             required where query and K/V lengths differ; documents_full, documents_window:L,R:LEN,... and
 //             documents_chunked:N:LEN,... say what is kept inside a document (causal without). Batch entries are
 //             separated by '/': documents:3,5/8. A negative side of a window has no bound. a&b keeps what both keep.
+//             Also document_ids:ID,... and bands:Q0,Q1,K0,K1,LO,HI/... (mask/mask_kinds.h)
 //   --shard   contiguous (unless told otherwise, as in Python) | head_tail (or zigzag) | striped | balanced (by the
 //             mask) | per_document:LEN,... | lengths:LEN,...
 #pragma once
@@ -51,9 +52,5 @@ class QuestionOptions {
   std::string grad_route_ = "from_next";
   std::optional<std::string> kv_shard_;
 };
-
-MaskSpec parse_mask(const std::string& text, int64_t q_len, int64_t kv_len);
-// `mask` is what "balanced" balances.
-ShardMap parse_shard(const std::string& text, const MaskSpec& mask, int64_t seq_len, int64_t world);
 
 }  // namespace ringspan::cli

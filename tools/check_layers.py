@@ -72,7 +72,7 @@ ROOMS = {
         "group": ["base"],
         "op": ["base", "group"],
         "npu": ["base", "group", "op"],
-        "ask": ["base", "group", "op"],
+        "ask": ["base", "group", "op", "npu"],
     },
     # A proof that asked the builders would ask the accused.
     "ringspan/plan": {"schedules": [], "proof": []},

@@ -4,31 +4,20 @@
 #include <functional>
 #include <numeric>
 #include <optional>
+#include <string_view>
 #include <utility>
 
 #include "ringspan/base/error.h"
+#include "ringspan/base/words.h"
+#include "ringspan/mask/mask_kinds.h"
+#include "ringspan/shard/map_kinds.h"
 
 #include "binding/base/content_hash.h"
 
 namespace ringspan::binding {
 namespace {
 
-constexpr int64_t kVersion = 1;
 constexpr size_t kMapBegin = 5, kMaskBegin = 9;
-
-enum MapKind : int64_t { kContiguous, kHeadTail, kStriped, kLengths, kSegments };
-enum MaskCode : int64_t {
-  kFull,
-  kCausal,
-  kWindow,
-  kChunked,
-  kPrefix,
-  kDocumentLengths,
-  kDocumentIds,
-  kBands,
-  kAnd,
-  kOr
-};
 
 // Reads operands one after the other.
 class Reader {
@@ -46,13 +35,17 @@ class Reader {
   size_t position_ = 0;
 };
 
-const Table& table_at(const Description& description, int64_t index, const char* what, size_t dims) {
+// `columns` 0: any number.
+const Table& table_at(const Description& description, int64_t index, std::string_view what, size_t dims,
+                      int64_t columns = 0) {
   const auto count = static_cast<int64_t>(description.tables.size());
   RINGSPAN_CHECK(0 <= index && index < count, "spec: ", what, " are in table ", index, ", and ", count,
                  " tables were given");
   const Table& table = description.tables[static_cast<size_t>(index)];
   RINGSPAN_CHECK(table.size.size() == dims, "table ", index, " (", what, ") has ", table.size.size(),
                  " dimensions; it must have ", dims);
+  RINGSPAN_CHECK(columns == 0 || table.size[1] == columns, "table ", index, " (", what, ") has ", table.size[1],
+                 " columns; it must have ", columns);
   return table;
 }
 
@@ -65,25 +58,12 @@ std::vector<std::vector<int64_t>> rows_of(const Table& table) {
   return rows;
 }
 
-const Table& table_of_columns(const Description& description, int64_t index, const char* what, int64_t columns) {
-  const Table& table = table_at(description, index, what, 2);
-  RINGSPAN_CHECK(table.size[1] == columns, "table ", index, " (", what, ") has ", table.size[1],
-                 " columns; it must have ", columns);
-  return table;
-}
-
-Corner read_corner(Reader& reader) {
-  const int64_t corner = reader.next("corner");
-  RINGSPAN_CHECK(corner == 1 || corner == 2, "spec: corner is ", corner,
-                 "; it must be 1 (top-left) or 2 (bottom-right)");
-  return corner == 1 ? Corner::kTopLeft : Corner::kBottomRight;
-}
-
+// Of a mask inside documents three numbers are always there: left and right of a window, the size of a chunk.
 DocumentRule read_rule(Reader& reader) {
   const int64_t kind = reader.next("inside kind");
-  RINGSPAN_CHECK(0 <= kind && kind <= 3, "spec: the mask inside documents is ", kind, "; it must be 0..3");
-  DocumentRule rule;
-  rule.kind = static_cast<DocumentRule::Kind>(kind);
+  RINGSPAN_CHECK(0 <= kind && kind < kNumInsideKinds, "spec: the mask inside documents is ", kind, "; it must be 0..",
+                 kNumInsideKinds - 1);
+  DocumentRule rule{.kind = static_cast<DocumentRule::Kind>(kind)};
   rule.left = reader.next("left");
   rule.right = reader.next("right");
   rule.size = reader.next("size");
@@ -91,7 +71,7 @@ DocumentRule read_rule(Reader& reader) {
 }
 
 ShardMap segments_map(const Description& description, int64_t index, int64_t seq_len, int64_t world) {
-  const Table& rows = table_of_columns(description, index, "segments", 6);
+  const Table& rows = table_at(description, index, "segments", 2, 6);
   const Table& local = table_at(description, index + 1, "local rows", 1);
   RINGSPAN_CHECK(local.size[0] == world, "table ", index + 1, " (local rows) has ", local.size[0],
                  " entries and the shard map ", world, " ranks");
@@ -110,72 +90,63 @@ ShardMap segments_map(const Description& description, int64_t index, int64_t seq
   return ShardMap::from_segments(seq_len, std::move(segments), {local.data, local.data + world});
 }
 
+// A map of one of the codes.
+const MapKind& map_kind_of(int64_t code) {
+  RINGSPAN_CHECK(0 <= code && code < kNumMapCodes, "spec: shard map kind ", code, " is unknown");
+  return map_kinds()[static_cast<size_t>(code)];
+}
+
 ShardMap decode_map(const Description& description, size_t begin, int64_t seq_len, int64_t world) {
-  const int64_t kind = description.spec[begin], table = description.spec[begin + 1];
-  switch (kind) {
-    case kContiguous: return ShardMap::contiguous(seq_len, world);
-    case kHeadTail: return ShardMap::head_tail(seq_len, world);
-    case kStriped: return ShardMap::striped(seq_len, world);
-    case kLengths: {
-      const Table& lengths = table_at(description, table, "shard lengths", 1);
-      RINGSPAN_CHECK(lengths.size[0] == world, "shard lengths: ", lengths.size[0], " were given for ", world, " ranks");
-      return ShardMap::from_lengths({lengths.data, lengths.data + world});
-    }
-    case kSegments: return segments_map(description, table, seq_len, world);
-    default: throw Error(concat("spec: shard map kind ", kind, " is unknown"));
+  const int64_t code = description.spec[begin], index = description.spec[begin + 1];
+  const MapKind& kind = map_kind_of(code);
+  if (code == kSegmentsMap) return segments_map(description, index, seq_len, world);
+  MapArguments arguments{.seq_len = seq_len, .world = world};
+  if (!kind.lengths.empty()) {
+    const Table& lengths = table_at(description, index, "shard lengths", 1);
+    arguments.lengths.assign(lengths.data, lengths.data + lengths.size[0]);
   }
+  return kind.build(arguments);
 }
 
-void check_square(const SpecSizes& sizes, const char* what, int64_t columns) {
-  RINGSPAN_CHECK(sizes.q_len == sizes.kv_len, what, ": the query has ", sizes.q_len, " positions and key/value ",
-                 sizes.kv_len, "; document masks need the same sequence on both sides");
-  RINGSPAN_CHECK(columns < 0 || columns == sizes.q_len, what, ": ", columns, " were given for a sequence of ",
-                 sizes.q_len, " positions");
-}
+// What a mask was given, in the order of MaskKind.
+struct MaskOperands {
+  std::vector<int64_t> numbers{};
+  int64_t table = -1;  // its index
+  int64_t corner = 0;
+  DocumentRule inside{};
+};
 
-MaskSpec decode_bands(const Description& description, Reader& reader, const SpecSizes& sizes) {
-  const Table& table = table_of_columns(description, reader.next("table"), "bands", 6);
-  std::vector<Band> bands;
-  for (int64_t i = 0; i < table.size[0]; ++i) {
-    const int64_t* row = table.data + i * 6;
-    bands.push_back(
-        {.q_begin = row[0], .q_end = row[1], .kv_begin = row[2], .kv_end = row[3], .lo = row[4], .hi = row[5]});
+MaskOperands read_operands(Reader& reader, const MaskKind& kind) {
+  MaskOperands operands;
+  for (int64_t i = 0; i < kind.num_numbers(); ++i) operands.numbers.push_back(reader.next("number of a mask"));
+  if (kind.table != MaskTable::kNone) operands.table = reader.next("table");
+  if (kind.has_corner) {
+    operands.corner = reader.next("corner");
+    RINGSPAN_CHECK(operands.corner == 1 || operands.corner == 2, "spec: corner is ", operands.corner,
+                   "; it must be 1 (top-left) or 2 (bottom-right)");
   }
-  return MaskSpec(sizes.q_len, sizes.kv_len, {std::move(bands)});
+  if (kind.has_inside) operands.inside = read_rule(reader);
+  return operands;
 }
 
 // One mask of the program, without the operators.
-MaskSpec decode_leaf(const Description& description, Reader& reader, int64_t code, const SpecSizes& sizes) {
-  switch (code) {
-    case kFull: return MaskSpec::full(sizes.q_len, sizes.kv_len);
-    case kCausal: return MaskSpec::causal(sizes.q_len, sizes.kv_len, read_corner(reader));
-    case kWindow: {
-      const int64_t left = reader.next("left"), right = reader.next("right");
-      return MaskSpec::window(sizes.q_len, sizes.kv_len, left, right, read_corner(reader));
-    }
-    case kChunked: {
-      const int64_t size = reader.next("size");
-      return MaskSpec::chunked(sizes.q_len, sizes.kv_len, size, read_corner(reader));
-    }
-    case kPrefix: {
-      const Table& table = table_at(description, reader.next("table"), "prefix lengths", 1);
-      const std::vector<int64_t> prefix(table.data, table.data + table.size[0]);
-      return MaskSpec::prefix(sizes.q_len, sizes.kv_len, prefix, read_corner(reader));
-    }
-    case kDocumentLengths: {
-      const Table& table = table_at(description, reader.next("table"), "document lengths", 2);
-      check_square(sizes, "document lengths", -1);
-      return documents_by_lengths(sizes.q_len, rows_of(table), read_rule(reader));
-    }
-    case kDocumentIds: {
-      const Table& table = table_at(description, reader.next("table"), "document ids", 2);
-      check_square(sizes, "document ids", table.size[1]);
-      return documents_by_ids(rows_of(table), read_rule(reader));
-    }
-    case kBands: return decode_bands(description, reader, sizes);
-    default: throw Error(concat("spec: mask code ", code, " is unknown"));
+MaskSpec decode_leaf(const Description& description, Reader& reader, const MaskKind& kind, const SpecSizes& sizes) {
+  MaskOperands operands = read_operands(reader, kind);
+  MaskArguments arguments{.q_len = sizes.q_len, .kv_len = sizes.kv_len, .numbers = std::move(operands.numbers)};
+  if (kind.table == MaskTable::kOneRow) {
+    const Table& table = table_at(description, operands.table, kind.holds, 1);
+    arguments.rows = {{table.data, table.data + table.size[0]}};
+  } else if (kind.table == MaskTable::kRows) {
+    arguments.rows = rows_of(table_at(description, operands.table, kind.holds, 2, kind.columns));
   }
+  arguments.corner = operands.corner == 2 ? Corner::kBottomRight : Corner::kTopLeft;
+  arguments.inside = operands.inside;
+  return kind.build(arguments);
 }
+
+int64_t num_masks() { return static_cast<int64_t>(mask_kinds().size()); }
+// Operators follow the masks: what both keep, what either keeps.
+int64_t and_code() { return num_masks(); }
 
 // Runs the postfix program; `leaf` reads the operands of a mask, `join` combines two values.
 template <class Value, class Leaf, class Join>
@@ -184,10 +155,11 @@ Value run_program(std::span<const int64_t> program, Leaf&& leaf, Join&& join) {
   std::vector<Value> stack;
   while (!reader.at_end()) {
     const int64_t code = reader.next("mask code");
-    if (code != kAnd && code != kOr) {
-      stack.push_back(leaf(reader, code));
+    if (0 <= code && code < num_masks()) {
+      stack.push_back(leaf(reader, mask_kinds()[static_cast<size_t>(code)]));
       continue;
     }
+    RINGSPAN_CHECK(code == and_code() || code == and_code() + 1, "spec: mask code ", code, " is unknown");
     RINGSPAN_CHECK(stack.size() >= 2, "spec: a mask operator has ", stack.size(), " operands; it needs 2");
     Value right = std::move(stack.back());
     stack.pop_back();
@@ -217,58 +189,33 @@ std::string text_of_table(const Description& description, int64_t index) {
 }
 
 std::string text_of_map(const Description& description, size_t begin) {
-  const int64_t kind = description.spec[begin], table = description.spec[begin + 1];
-  switch (kind) {
-    case kContiguous: return "contiguous";
-    case kHeadTail: return "head_tail";
-    case kStriped: return "striped";
-    case kLengths: return "lengths " + text_of_table(description, table);
-    case kSegments:
-      return concat("segments ", text_of_table(description, table), ", local rows ",
-                    text_of_table(description, table + 1));
-    default: return concat("kind ", kind);
-  }
+  const int64_t code = description.spec[begin], table = description.spec[begin + 1];
+  const std::string_view name = map_kind_of(code).name;
+  if (code == kLengthsMap) return concat(name, " ", text_of_table(description, table));
+  if (code != kSegmentsMap) return std::string(name);
+  return concat(name, " ", text_of_table(description, table), ", local rows ", text_of_table(description, table + 1));
 }
 
-std::string text_of_inside(Reader& reader) {
-  const int64_t kind = reader.next("inside kind"), left = reader.next("left"), right = reader.next("right"),
-                size = reader.next("size");
-  switch (kind) {
-    case 0: return "full";
-    case 1: return "causal";
-    case 2: return concat("window(", left, ", ", right, ")");
-    default: return concat("chunked(", size, ")");
-  }
+std::string text_of_numbers(std::span<const int64_t> numbers) {
+  std::vector<std::string> parts;
+  for (const int64_t number : numbers) parts.push_back(concat(number));
+  return joined(parts, ", ");
 }
 
-std::string text_of_corner(Reader& reader) { return reader.next("corner") == 1 ? "top_left" : "bottom_right"; }
+std::string text_of_rule(const DocumentRule& rule) {
+  const std::string_view name = mask_kinds()[static_cast<size_t>(rule.kind)].name;
+  const std::vector<int64_t> numbers = numbers_of(rule);
+  return numbers.empty() ? std::string(name) : concat(name, "(", text_of_numbers(numbers), ")");
+}
 
-std::string text_of_leaf(const Description& description, Reader& reader, int64_t code) {
-  const auto table = [&] { return text_of_table(description, reader.next("table")); };
-  switch (code) {
-    case kFull: return "full()";
-    case kCausal: return concat("causal(", text_of_corner(reader), ")");
-    case kWindow: {
-      const int64_t left = reader.next("left"), right = reader.next("right");
-      return concat("window(", left, ", ", right, ", ", text_of_corner(reader), ")");
-    }
-    case kChunked: {
-      const int64_t size = reader.next("size");
-      return concat("chunked(", size, ", ", text_of_corner(reader), ")");
-    }
-    case kPrefix: {
-      const std::string lengths = table();
-      return concat("prefix(", lengths, ", ", text_of_corner(reader), ")");
-    }
-    case kDocumentLengths:
-    case kDocumentIds: {
-      const std::string content = table();
-      return concat("documents(", code == kDocumentIds ? "ids " : "lengths ", content, ", inside ",
-                    text_of_inside(reader), ")");
-    }
-    case kBands: return concat("bands(", table(), ")");
-    default: throw Error(concat("spec: mask code ", code, " is unknown"));
-  }
+std::string text_of_leaf(const Description& description, Reader& reader, const MaskKind& kind) {
+  const MaskOperands operands = read_operands(reader, kind);
+  std::vector<std::string> parts;
+  if (!operands.numbers.empty()) parts.push_back(text_of_numbers(operands.numbers));
+  if (kind.table != MaskTable::kNone) parts.push_back(text_of_table(description, operands.table));
+  if (kind.has_corner) parts.emplace_back(operands.corner == 1 ? "top_left" : "bottom_right");
+  if (kind.has_inside) parts.push_back("inside " + text_of_rule(operands.inside));
+  return concat(kind.name, "(", joined(parts, ", "), ")");
 }
 
 }  // namespace
@@ -279,7 +226,8 @@ int64_t Table::num_elements() const {
 
 SpecSizes read_sizes(std::span<const int64_t> spec) {
   RINGSPAN_CHECK(spec.size() > kMaskBegin, "spec: it has ", spec.size(), " values; a call has more than ", kMaskBegin);
-  RINGSPAN_CHECK(spec[0] == kVersion, "spec: its version is ", spec[0], "; this library reads version ", kVersion);
+  RINGSPAN_CHECK(spec[0] == kSpecVersion, "spec: its version is ", spec[0], "; this library reads version ",
+                 kSpecVersion);
   RINGSPAN_CHECK(spec[1] >= 1, "world is ", spec[1], "; it must be at least 1");
   return {.world = spec[1], .batch = spec[2], .q_len = spec[3], .kv_len = spec[4]};
 }
@@ -288,9 +236,11 @@ Decoded decode(const Description& description) {
   const SpecSizes sizes = read_sizes(description.spec);
   MaskSpec mask = *run_program<std::optional<MaskSpec>>(
       description.spec.subspan(kMaskBegin),
-      [&](Reader& reader, int64_t code) { return std::optional(decode_leaf(description, reader, code, sizes)); },
+      [&](Reader& reader, const MaskKind& kind) {
+        return std::optional(decode_leaf(description, reader, kind, sizes));
+      },
       [](int64_t code, const std::optional<MaskSpec>& left, const std::optional<MaskSpec>& right) {
-        return std::optional(code == kAnd ? *left & *right : *left | *right);
+        return std::optional(code == and_code() ? *left & *right : *left | *right);
       });
   return {.world = sizes.world,
           .batch = sizes.batch,
@@ -305,9 +255,9 @@ DescriptionText describe(const Description& description) {
   read_sizes(description.spec);
   std::string mask = run_program<std::string>(
       description.spec.subspan(kMaskBegin),
-      [&](Reader& reader, int64_t code) { return text_of_leaf(description, reader, code); },
+      [&](Reader& reader, const MaskKind& kind) { return text_of_leaf(description, reader, kind); },
       [](int64_t code, const std::string& left, const std::string& right) {
-        return concat("(", left, code == kAnd ? " & " : " | ", right, ")");
+        return concat("(", left, code == and_code() ? " & " : " | ", right, ")");
       });
   return {.mask = std::move(mask),
           .q_map = text_of_map(description, kMapBegin),

@@ -12,6 +12,9 @@
 
 namespace ringspan::binding {
 
+// The first word of a spec.
+inline constexpr int64_t kSpecVersion = 1;
+
 struct Table {
   std::vector<int64_t> size;
   const int64_t* data = nullptr;

@@ -12,11 +12,12 @@ from ringspan.call import Given, check_choices, encode_local_call, read_sizes, r
 from ringspan.entry import enters, has_dtensors
 from ringspan.group import Group, name_and_world
 from ringspan.masks import Frame, Full, Mask
+from ringspan.names import DEVICES, DTYPES
 from ringspan.numbers import check_flag
 from ringspan.pairs import check_fits, check_pairs, encode_pairs
 from ringspan.shard_map import ShardMap
 from ringspan.stats import Stats
-from ringspan.support import DEVICES, DTYPES, check_offered, check_on_device
+from ringspan.support import check_offered, check_on_device
 
 OFFERED_DTYPES = tuple(getattr(torch, name) for name in DTYPES)
 _FULL = Full()

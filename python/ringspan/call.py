@@ -15,15 +15,17 @@ from torch import Tensor
 
 from ringspan.group import Group, world_mismatch
 from ringspan.masks import Frame, Mask
+from ringspan.names import LAYOUTS, MAX_HEAD_DIM, SPEC_VERSION, check_exchange, check_layout, check_schedule
 from ringspan.numbers import check_in_accumulator, is_finite, is_whole, shown
-from ringspan.schedules import check_schedule
 from ringspan.shard_map import CONTIGUOUS, ShardMap
-from ringspan.support import EXCHANGES, LAYOUTS
 
-SPEC_VERSION = 1
-MAX_HEAD_DIM = 768
-# Batch, heads, rows; None = the layout has no such axis.
-AXES = {"BNSD": (0, 1, 2), "BSND": (0, 2, 1), "BSH": (0, None, 1), "SBH": (1, None, 0), "TND": (None, 1, 0)}
+
+def _axis(layout: str, letters: str) -> int | None:
+    return next((layout.index(letter) for letter in letters if letter in layout), None)
+
+
+# Batch, heads, rows (tokens); None = the layout has no such axis.
+AXES = {layout: (_axis(layout, "B"), _axis(layout, "N"), _axis(layout, "ST")) for layout in LAYOUTS}
 
 # The arguments of `attention` by name, as the caller gave them.
 Given = Mapping[str, Any]
@@ -48,8 +50,7 @@ def check_choices(given: Given) -> None:
     Of `given` are read mask, shard_map, kv_shard_map, layout, scale, schedule and exchange.
     """
     mask = given["mask"]
-    if not isinstance(given["layout"], str) or given["layout"] not in LAYOUTS:
-        raise ValueError(f"layout is {given['layout']!r}; give one of {', '.join(LAYOUTS)}")
+    check_layout(given["layout"])
     if not isinstance(mask, Mask):
         name = getattr(mask, "__name__", "")
         what = f"is {name} itself; call it" if callable(mask) and name else f"is of {type(mask).__name__}; give a mask"
@@ -60,8 +61,7 @@ def check_choices(given: Given) -> None:
     if given["scale"] is not None:
         check_scale(given["scale"])
     check_schedule(given["schedule"])
-    if not isinstance(given["exchange"], str) or given["exchange"] not in EXCHANGES:
-        raise ValueError(f"exchange is {given['exchange']!r}; give one of {', '.join(EXCHANGES)}")
+    check_exchange(given["exchange"])
 
 
 def check_scale(scale: Any) -> None:

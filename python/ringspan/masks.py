@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from ringspan.names import MASK_CODES
 from ringspan.numbers import check_whole, is_beyond_int64, is_whole, shown
 
 UNBOUNDED = -1  # a window's open side
 NO_DIAGONAL = 1 << 60  # a band's open side
 _CORNERS = {"top_left": 1, "bottom_right": 2}
-_INTERSECT, _UNITE = 8, 9
 
 
 @dataclass(frozen=True)
@@ -34,10 +34,10 @@ class Mask:
     """Base of all masks: `a & b` keeps what both keep, `a | b` what either keeps."""
 
     def __and__(self, other: Mask) -> Mask:
-        return Both(_INTERSECT, self, _checked(other, "&"))
+        return Both("and", self, _checked(other, "&"))
 
     def __or__(self, other: Mask) -> Mask:
-        return Both(_UNITE, self, _checked(other, "|"))
+        return Both("or", self, _checked(other, "|"))
 
     def encode(self, frame: Frame, tables: list[Tensor]) -> list[int]:
         """The words of this mask; its tables are appended to `tables`. ValueError if it does not fit `frame`."""
@@ -54,7 +54,7 @@ class Full(Mask):
 
     def encode(self, frame: Frame, tables: list[Tensor]) -> list[int]:
         """See `Mask.encode`."""
-        return [0]
+        return [MASK_CODES["full"]]
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Causal(Mask):
 
     def encode(self, frame: Frame, tables: list[Tensor]) -> list[int]:
         """See `Mask.encode`."""
-        return [1, corner_of("causal", self.align, frame)]
+        return [MASK_CODES["causal"], corner_of("causal", self.align, frame)]
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Window(Mask):
 
     def encode(self, frame: Frame, tables: list[Tensor]) -> list[int]:
         """See `Mask.encode`."""
-        return [2, self.left, self.right, corner_of("window", self.align, frame)]
+        return [MASK_CODES["window"], self.left, self.right, corner_of("window", self.align, frame)]
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class Chunked(Mask):
 
     def encode(self, frame: Frame, tables: list[Tensor]) -> list[int]:
         """See `Mask.encode`."""
-        return [3, self.size, corner_of("chunked", self.align, frame)]
+        return [MASK_CODES["chunked"], self.size, corner_of("chunked", self.align, frame)]
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class Prefix(Mask):
 
     def encode(self, frame: Frame, tables: list[Tensor]) -> list[int]:
         """See `Mask.encode`."""
-        return [4, _append(tables, self.lengths), corner_of("prefix", self.align, frame)]
+        return [MASK_CODES["prefix"], _append(tables, self.lengths), corner_of("prefix", self.align, frame)]
 
     def num_lists(self) -> int:
         """See `Mask.num_lists`."""
@@ -129,7 +129,8 @@ class Documents(Mask):
                 f"documents(ids=...) names {self.table.shape[1]} positions, but the sequence has {frame.q_len}; give "
                 "the ids of the whole sequence, not of this rank's shard"
             )
-        return [6 if self.by_ids else 5, _append(tables, self.table), *_inside_words(self.inside)]
+        code = MASK_CODES["document_ids" if self.by_ids else "documents"]
+        return [code, _append(tables, self.table), *_inside_words(self.inside)]
 
     def num_lists(self) -> int:
         """See `Mask.num_lists`."""
@@ -144,20 +145,20 @@ class Bands(Mask):
 
     def encode(self, frame: Frame, tables: list[Tensor]) -> list[int]:
         """See `Mask.encode`."""
-        return [7, _append(tables, self.table)]
+        return [MASK_CODES["bands"], _append(tables, self.table)]
 
 
 @dataclass(frozen=True)
 class Both(Mask):
-    """Two masks as one: `operator` 8 keeps what both keep, 9 what either keeps."""
+    """Two masks as one: `operator` "and" keeps what both keep, "or" what either keeps."""
 
-    operator: int
+    operator: str
     first: Mask
     second: Mask
 
     def encode(self, frame: Frame, tables: list[Tensor]) -> list[int]:
         """See `Mask.encode`."""
-        return [*self.first.encode(frame, tables), *self.second.encode(frame, tables), self.operator]
+        return [*self.first.encode(frame, tables), *self.second.encode(frame, tables), MASK_CODES[self.operator]]
 
     def num_lists(self) -> int:
         """See `Mask.num_lists`."""
@@ -282,15 +283,15 @@ def corner_of(name: str, align: str | None, frame: Frame) -> int:
 
 def _inside_words(inside: Mask) -> list[int]:
     if isinstance(inside, Full):
-        return [0, 0, 0, 0]
+        return [MASK_CODES["full"], 0, 0, 0]
     if isinstance(inside, Causal | Window | Chunked):
         if inside.align is not None:
             raise ValueError(f"documents(inside=...) has align={inside.align!r}; inside a document leave align out")
         if isinstance(inside, Causal):
-            return [1, 0, 0, 0]
+            return [MASK_CODES["causal"], 0, 0, 0]
         if isinstance(inside, Window):
-            return [2, inside.left, inside.right, 0]
-        return [3, 0, 0, inside.size]
+            return [MASK_CODES["window"], inside.left, inside.right, 0]
+        return [MASK_CODES["chunked"], 0, 0, inside.size]
     raise ValueError(f"documents(inside={inside!r}): give full(), causal(), window(...) or chunked(...)")
 
 

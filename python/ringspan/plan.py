@@ -17,14 +17,13 @@ from ringspan.group import Group, name_and_world
 from ringspan.ledger import Ledger
 from ringspan.machines import Machine, check_machine
 from ringspan.masks import Full, Mask
+from ringspan.names import name_of_dtype
 from ringspan.numbers import check_whole
 from ringspan.pairs import check_fits, check_pairs
 from ringspan.shard_map import ShardMap
 from ringspan.simulation import Simulation, simulation_of
-from ringspan.support import DTYPES
 
 _FULL = Full()
-DTYPE_NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.float64: "fp64"}
 _WHOLE = -1  # the rank that stands for all ranks
 _MOST_TRACED_RANKS = 256
 
@@ -187,13 +186,6 @@ def plan(
         exchange,
     )
     return Plan(world_size, question)
-
-
-def name_of_dtype(dtype: torch.dtype) -> str:
-    """What the library calls it. ValueError where it has no such tensors."""
-    if dtype not in DTYPE_NAMES:
-        raise ValueError(f"dtype is {dtype}; give one of {', '.join(DTYPES)}")
-    return DTYPE_NAMES[dtype]
 
 
 def check_world_size(world_size: int) -> None:

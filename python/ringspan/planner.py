@@ -9,12 +9,11 @@ import torch
 from ringspan.call import check_choices, encode_global_call, read_sizes, resolve_scale
 from ringspan.machines import Machine, check_machine
 from ringspan.masks import Full, Mask
-from ringspan.plan import check_world_size, name_of_dtype
-from ringspan.schedules import check_schedule
-from ringspan.simulation import Choice, choice_of
+from ringspan.names import PLAIN_MAPS, check_schedule, name_of_dtype
+from ringspan.plan import check_world_size
+from ringspan.simulation import Choice, Question, choice_of
 
 _FULL = Full()
-_SHARDS = ("contiguous", "head_tail", "striped", "balanced")
 
 
 def choose_plan(
@@ -49,8 +48,8 @@ def choose_plan(
     for schedule in schedules or ():
         check_schedule(schedule)
     for shard in shards or ():
-        if shard not in _SHARDS:
-            raise ValueError(f"shard is {shard!r}; give some of {', '.join(_SHARDS)}")
+        if shard not in PLAIN_MAPS:
+            raise ValueError(f"shard is {shard!r}; give some of {', '.join(PLAIN_MAPS)}")
     for ranks in tensor_parallel:
         if isinstance(ranks, bool) or not isinstance(ranks, int) or ranks < 1:
             raise ValueError(f"tensor_parallel has {ranks!r}; give numbers of ranks, at least 1")
@@ -74,4 +73,4 @@ def choose_plan(
         list(tensor_parallel),
         backward,
     )
-    return choice_of(answer)
+    return choice_of(answer, Question((sizes.q_rows, sizes.kv_rows), world_size, mask, exchange))

@@ -1,13 +1,8 @@
-"""Names of the schedules: which algorithm a call follows (docs/schedules.md)."""
+"""Names of schedules that are made of two numbers of ranks (docs/schedules.md)."""
 
 from __future__ import annotations
 
-import re
-
 from ringspan.numbers import shown
-
-SCHEDULES = ("auto", "ring", "gather", "ulysses", "pruned", "q_ring", "invariant")
-_SPLIT = re.compile(r"(hybrid|double_ring):\d+x\d+")
 
 
 def hybrid(*, ulysses: int, ring: int) -> str:
@@ -24,17 +19,6 @@ def double_ring(*, inner: int, outer: int) -> str:
     The group must have inner * outer ranks. ValueError for a number below 1.
     """
     return _named("double_ring", inner=inner, outer=outer)
-
-
-def check_schedule(schedule: object) -> None:
-    """Raises ValueError for what is no schedule."""
-    if isinstance(schedule, str) and (schedule in SCHEDULES or _SPLIT.fullmatch(schedule)):
-        return
-    names = ", ".join(SCHEDULES)
-    raise ValueError(
-        f"schedule is {schedule!r}; give one of {names}, ringspan.hybrid(ulysses=, ring=) or "
-        "ringspan.double_ring(inner=, outer=)"
-    )
 
 
 def _named(kind: str, **counts: int) -> str:

@@ -28,10 +28,12 @@ from ringspan.entry import enters
 from ringspan.gather import gather_rows
 from ringspan.group import Group
 from ringspan.masks import Frame, Mask, int64_table
+from ringspan.names import MAPS, SPEC_VERSION
 from ringspan.numbers import check_whole, is_whole, shown
 
-CONTIGUOUS, HEAD_TAIL, STRIPED, LENGTHS, SEGMENTS = range(5)
-_NAMES = ("contiguous", "head_tail", "striped", "from_lengths", "from_segments")
+CONTIGUOUS, HEAD_TAIL, STRIPED, LENGTHS, SEGMENTS = map(
+    MAPS.index, ("contiguous", "head_tail", "striped", "lengths", "segments")
+)
 Segment = tuple[int, int, int, int]  # local_row, begin, length, stride
 
 
@@ -145,8 +147,7 @@ class ShardMap:
         check_whole("seq_len", seq_len, 0)
         check_whole("world_size", world_size, 1)
         tables: list[Tensor] = []
-        spec = [1, world_size, mask.num_lists(), seq_len, seq_len, CONTIGUOUS, 0, CONTIGUOUS, 0]
-        spec += mask.encode(Frame(seq_len, seq_len, True), tables)
+        spec = _square_spec(mask.num_lists(), ShardMap.contiguous(seq_len, world_size), mask, tables)
         smap = _from_tables([torch.ops.ringspan._balanced(spec, tables)], world_size, seq_len)
         reached = smap.imbalance(mask)
         if reached > 1.02:
@@ -197,9 +198,7 @@ class ShardMap:
         """Kept pairs of each rank, queries and keys split by this map, all batch entries added up."""
         lists = max(self.num_lists, mask.num_lists())
         tables: list[Tensor] = []
-        words = self.encode(tables)
-        spec = [1, self.world_size, lists, self.seq_len, self.seq_len, *words, *words]
-        spec += mask.encode(Frame(self.seq_len, self.seq_len, True), tables)
+        spec = _square_spec(lists, self, mask, tables)
         return torch.ops.ringspan._work(spec, tables)
 
     def imbalance(self, mask: Mask) -> float:
@@ -280,9 +279,16 @@ class ShardMap:
             raise ValueError(f"dim {dim} is outside a tensor of {x.dim()} dimensions")
         if x.shape[dim] != rows:
             raise ValueError(
-                f"x has {x.shape[dim]} rows along dim {dim}, but {what} has {rows} in this map ({_NAMES[self.kind]}, "
+                f"x has {x.shape[dim]} rows along dim {dim}, but {what} has {rows} in this map ({MAPS[self.kind]}, "
                 f"{self.seq_len} positions, {self.world_size} ranks); check dim and the map's length"
             )
+
+
+def _square_spec(batch: int, smap: ShardMap, mask: Mask, tables: list[Tensor]) -> list[int]:
+    """The description of self-attention whose queries and keys are both split by `smap`."""
+    seq_len, words = smap.seq_len, smap.encode(tables)
+    mask_words = mask.encode(Frame(seq_len, seq_len, True), tables)
+    return [SPEC_VERSION, smap.world_size, batch, seq_len, seq_len, *words, *words, *mask_words]
 
 
 def _regular(kind: int, seq_len: int, world_size: int) -> ShardMap:

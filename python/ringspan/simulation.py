@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
+
+from ringspan.masks import Mask
+from ringspan.shard_map import ShardMap
 
 _GIB = 1024.0**3
 
@@ -81,6 +84,16 @@ class Simulation:
 
 
 @dataclass(frozen=True)
+class Question:
+    """What `choose_plan` was asked, as far as its answer depends on it. lengths: of queries and of keys."""
+
+    lengths: tuple[int, int]
+    world_size: int
+    mask: Mask
+    exchange: str
+
+
+@dataclass(frozen=True)
 class Candidate:
     """One way to run a call. `refused` says why it cannot run ("" where it can); its figures are then 0, or what they
     would be. Backward counts as 0 where the question left it out.
@@ -100,6 +113,28 @@ class Candidate:
     idle_seconds: float
     memory_bytes: int
     refused: str
+    question: Question = field(repr=False, compare=False)
+
+    def arguments(self) -> dict[str, Any]:
+        """The schedule, exchange and shard maps of a call of `attention`; tensors, mask and group are the caller's.
+
+        The group has world_size / tensor_parallel ranks, each with its part of the heads. ValueError where the
+        candidate cannot run.
+        """
+        if self.refused or not self.shard:
+            raise ValueError(f"{self.schedule} over {self.shard or 'no shard map'} cannot run: {self.refused}")
+        q_len, kv_len = self.question.lengths
+        chosen: dict[str, Any] = {"schedule": self.schedule, "exchange": self.question.exchange}
+        chosen["shard_map"] = self._map(q_len)
+        if kv_len != q_len:
+            chosen["kv_shard_map"] = self._map(kv_len)
+        return chosen
+
+    def _map(self, length: int) -> ShardMap:
+        ranks = self.question.world_size // self.tensor_parallel
+        if self.shard == "balanced":
+            return ShardMap.balanced(self.question.mask, length, ranks)
+        return getattr(ShardMap, self.shard)(length, ranks)
 
 
 @dataclass(frozen=True)
@@ -132,10 +167,10 @@ def simulation_of(text: str) -> Simulation:
     return Simulation(**{**_named(Simulation, content), **passes})
 
 
-def choice_of(text: str) -> Choice:
+def choice_of(text: str, question: Question) -> Choice:
     """Reads the library's JSON of a choice."""
     content = json.loads(text)
-    return Choice(content["reason"], tuple(Candidate(**one) for one in content["candidates"]))
+    return Choice(content["reason"], tuple(Candidate(**one, question=question) for one in content["candidates"]))
 
 
 def _pass_of(content: dict[str, Any]) -> SimulatedPass:

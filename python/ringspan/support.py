@@ -11,12 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ringspan.schedules import SCHEDULES, check_schedule
+from ringspan.names import DEVICES, DTYPES, EXCHANGES, LAYOUTS, SCHEDULES, check_schedule
 
-EXCHANGES = ("auto", "all_to_all", "all_gather", "p2p")
-LAYOUTS = ("BNSD", "BSND", "BSH", "SBH", "TND")
-DTYPES = ("float32", "bfloat16", "float16", "float64")
-DEVICES = ("cpu", "cuda", "npu")
 EXACT = "exact"
 
 _NO_ARGUMENT = "its op has no such argument"

@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "ringspan/base/error.h"
+#include "ringspan/base/words.h"
 
 namespace ringspan {
 namespace {
@@ -21,35 +22,39 @@ void write(void* data, int64_t index, T value) {
   std::memcpy(static_cast<char*>(data) + index * static_cast<int64_t>(sizeof(T)), &value, sizeof(T));
 }
 
+struct DTypeInfo {
+  DType dtype;
+  const char *name, *long_name;
+  int64_t bytes;
+};
+
+// In the order of DType.
+constexpr DTypeInfo kDTypes[] = {
+    {DType::kF32, "fp32", "float32", 4}, {DType::kBF16, "bf16", "bfloat16", 2}, {DType::kF16, "fp16", "float16", 2},
+    {DType::kF64, "fp64", "float64", 8}, {DType::kByte, "byte", "uint8", 1},
+};
+
+const DTypeInfo& info_of(DType dtype) { return kDTypes[static_cast<size_t>(dtype)]; }
+
 }  // namespace
 
-int64_t size_of(DType dtype) {
-  switch (dtype) {
-    case DType::kF32: return 4;
-    case DType::kBF16: return 2;
-    case DType::kF16: return 2;
-    case DType::kF64: return 8;
-    case DType::kByte: return 1;
-  }
-  return 0;
-}
+int64_t size_of(DType dtype) { return info_of(dtype).bytes; }
 
-const char* name_of(DType dtype) {
-  switch (dtype) {
-    case DType::kF32: return "fp32";
-    case DType::kBF16: return "bf16";
-    case DType::kF16: return "fp16";
-    case DType::kF64: return "fp64";
-    case DType::kByte: return "byte";
-  }
-  return "?";
-}
+const char* name_of(DType dtype) { return info_of(dtype).name; }
+
+const char* long_name_of(DType dtype) { return info_of(dtype).long_name; }
 
 DType parse_dtype(std::string_view name) {
-  for (DType dtype : {DType::kF32, DType::kBF16, DType::kF16, DType::kF64}) {
-    if (name == name_of(dtype)) return dtype;
+  for (const DTypeInfo& info : kDTypes) {
+    if (info.dtype != DType::kByte && (name == info.name || name == info.long_name)) return info.dtype;
   }
-  throw Error(concat("dtype \"", name, "\" is not known; use fp32, bf16, fp16 or fp64"));
+  throw Error(concat("dtype \"", name, "\" is not known; use ", dtype_help()));
+}
+
+std::string dtype_help() {
+  std::vector<std::string> names;
+  for (const DType dtype : kComputedTypes) names.emplace_back(name_of(dtype));
+  return any_of(names);
 }
 
 bool is_finite_as(DType dtype, double value) {

@@ -13,7 +13,12 @@ enum class DType : uint8_t { kF32, kBF16, kF16, kF64, kByte };
 
 int64_t size_of(DType dtype);              // bytes per element
 const char* name_of(DType dtype);          // "fp32", "bf16", "fp16", "fp64", "byte"
-DType parse_dtype(std::string_view name);  // the inverse, of types that are computed in; Error names them
+const char* long_name_of(DType dtype);     // PyTorch's: "float32", "bfloat16", "float16", "float64", "uint8"
+DType parse_dtype(std::string_view name);  // of either name, for types that are computed in; Error names them
+// The short names, for messages and help.
+std::string dtype_help();
+// Those types, in the order in which they are listed everywhere.
+inline constexpr DType kComputedTypes[] = {DType::kF32, DType::kBF16, DType::kF16, DType::kF64};
 
 // Sums, statistics and gradients in flight are kept in this type: fp64 for fp64, else fp32.
 constexpr DType accumulator_of(DType dtype) { return dtype == DType::kF64 ? DType::kF64 : DType::kF32; }

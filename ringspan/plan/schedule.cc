@@ -3,6 +3,7 @@
 #include <charconv>
 
 #include "ringspan/base/error.h"
+#include "ringspan/base/words.h"
 #include "ringspan/plan/schedules/schedules.h"
 
 namespace ringspan {
@@ -17,7 +18,7 @@ struct ScheduleInfo {
   void (*build)(const Plan& plan, RankPlan& part);
 };
 
-constexpr std::string_view kTeams = "ranks that split heads", kNodes = "ranks a node";
+constexpr std::string_view kTeams = "ranks split heads", kNodes = "ranks a node";
 constexpr ScheduleInfo kSchedules[] = {
     // kind, name, inner, moves_queries, fixes_order, build
     {ScheduleKind::kRing, "ring", "", false, false, detail::build_ring},
@@ -70,13 +71,18 @@ Schedule parse_schedule(std::string_view text) {
   throw Error(concat("schedule \"", text, "\" is unknown; use ", schedule_help()));
 }
 
+std::vector<ScheduleName> schedule_names() {
+  std::vector<ScheduleName> names;
+  for (const ScheduleInfo& info : kSchedules) names.push_back({info.name, info.inner});
+  return names;
+}
+
 std::string schedule_help() {
-  std::string text;
+  std::vector<std::string> names;
   for (const ScheduleInfo& info : kSchedules) {
-    text += concat(text.empty() ? "" : ", ", info.name);
-    if (has_inner(info)) text += concat(":N (N ", info.inner, ")");
+    names.push_back(has_inner(info) ? concat(info.name, ":N (N ", info.inner, ")") : std::string(info.name));
   }
-  return text;
+  return any_of(names);
 }
 
 bool moves_queries(const Schedule& schedule) { return info_of(schedule.kind).moves_queries; }

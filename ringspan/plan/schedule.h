@@ -49,6 +49,11 @@ std::string name_of(const Schedule& schedule);
 Schedule parse_schedule(std::string_view name);
 // The names, with what their numbers count, for messages and help.
 std::string schedule_help();
+// Each name, and what the number after its colon counts ("" = it takes none).
+struct ScheduleName {
+  std::string_view name, inner;
+};
+std::vector<ScheduleName> schedule_names();
 
 // Whether query rows travel under it, in either pass, in a group of some ranks.
 bool moves_queries(const Schedule& schedule);

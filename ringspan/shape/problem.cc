@@ -1,15 +1,15 @@
 #include "ringspan/shape/problem.h"
 
 #include <cmath>
+#include <iterator>
 #include <sstream>
 #include <utility>
 
 #include "ringspan/base/error.h"
+#include "ringspan/base/words.h"
 
 namespace ringspan {
 namespace {
-
-constexpr int64_t kMaxHeadDim = 768;
 
 void check_range(const char* field, int64_t value, int64_t least, int64_t most) {
   RINGSPAN_CHECK(least <= value && value <= most, field, " is ", value, "; it must be in ", least, "..", most);
@@ -18,21 +18,16 @@ void check_range(const char* field, int64_t value, int64_t least, int64_t most) 
 }  // namespace
 
 const char* name_of(Layout layout) {
-  switch (layout) {
-    case Layout::kBNSD: return "BNSD";
-    case Layout::kBSND: return "BSND";
-    case Layout::kBSH: return "BSH";
-    case Layout::kSBH: return "SBH";
-    case Layout::kTND: return "TND";
-  }
-  throw Error(concat("layout ", static_cast<int>(layout), " is unknown"));
+  const auto index = static_cast<size_t>(layout);
+  RINGSPAN_CHECK(index < std::size(kLayoutNames), "layout ", index, " is unknown");
+  return kLayoutNames[index];
 }
 
 Layout parse_layout(std::string_view name) {
-  for (Layout layout : {Layout::kBNSD, Layout::kBSND, Layout::kBSH, Layout::kSBH, Layout::kTND}) {
-    if (name == name_of(layout)) return layout;
+  for (size_t index = 0; index < std::size(kLayoutNames); ++index) {
+    if (name == kLayoutNames[index]) return static_cast<Layout>(index);
   }
-  throw Error(concat("layout \"", name, "\" is unknown; use BNSD, BSND, BSH, SBH or TND"));
+  throw Error(concat("layout \"", name, "\" is unknown; use ", any_of({std::begin(kLayoutNames), std::end(kLayoutNames)})));
 }
 
 void Problem::check() const {

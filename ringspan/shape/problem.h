@@ -13,6 +13,7 @@ namespace ringspan {
 // Memory order of an activation; H = heads * head dim. TND: the tokens of all documents one after the other, one batch
 // entry.
 enum class Layout : uint8_t { kBNSD, kBSND, kBSH, kSBH, kTND };
+inline constexpr const char* kLayoutNames[] = {"BNSD", "BSND", "BSH", "SBH", "TND"};  // in the same order
 
 const char* name_of(Layout layout);
 Layout parse_layout(std::string_view name);
@@ -27,6 +28,9 @@ struct RowTensor {
   bool has_gradient() const { return is_given() && wants_gradient; }
   bool operator==(const RowTensor&) const = default;
 };
+
+// Of q and k, and of v and out.
+inline constexpr int64_t kMaxHeadDim = 768;
 
 struct Problem {
   int64_t batch = 1;

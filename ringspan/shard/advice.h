@@ -11,7 +11,7 @@
 namespace ringspan {
 
 struct MapAdvice {
-  std::string map;           // "head_tail" or "balanced", as shard_map_named knows them
+  std::string map;           // "head_tail" or "balanced", as map_kinds.h knows them
   int64_t busiest = 0;       // kept pairs of the busiest rank, all batch entries of the mask added up
   int64_t busiest_then = 0;  // the same under head_tail; under balanced at most so many
 };

@@ -6,18 +6,12 @@
 #include <sstream>
 
 #include "ringspan/base/error.h"
-#include "ringspan/shard/named_map.h"
+#include "ringspan/shard/map_kinds.h"
 
 namespace ringspan {
 namespace {
 
 constexpr double kGiB = 1024.0 * 1024 * 1024;
-
-ShardMap map_named(const std::string& name, const MaskSpec& mask, int64_t seq_len, int64_t world) {
-  std::optional<ShardMap> map = shard_map_named(name, mask, seq_len, world);
-  RINGSPAN_CHECK(map, "planner: shard \"", name, "\" is unknown; use contiguous, head_tail, striped or balanced");
-  return *std::move(map);
-}
 
 // Teams of as many ranks as have heads; nodes as the machine has them. "invariant" is for equal bits, not for speed.
 std::vector<Schedule> schedules_to_try(const PlannerQuestion& question, const Machine& machine, int64_t world,
@@ -77,7 +71,7 @@ class Planner {
   std::vector<Candidate> candidates() const {
     std::vector<Candidate> found;
     std::vector<std::string> shards = question_.shards;
-    if (shards.empty()) shards = {"contiguous", "head_tail", "striped", "balanced"};
+    if (shards.empty()) shards = plain_map_names();
     for (const int64_t ranks : question_.tensor_parallel) {
       RINGSPAN_CHECK(ranks >= 1, "planner: tensor_parallel is ", ranks, "; it must be at least 1");
       const std::string misfit = misfit_of(ranks);
@@ -103,9 +97,10 @@ class Planner {
     const int64_t world = question_.world / candidate.tensor_parallel;
     const Problem problem = problem_of(candidate.tensor_parallel);
     try {
-      const ShardMap q_map = map_named(candidate.shard, question_.mask, problem.q_len, world);
-      const ShardMap kv_map =
-          problem.kv_len == problem.q_len ? q_map : map_named(candidate.shard, question_.mask, problem.kv_len, world);
+      const ShardMap q_map = parse_shard_map(candidate.shard, question_.mask, problem.q_len, world);
+      const ShardMap kv_map = problem.kv_len == problem.q_len
+                                  ? q_map
+                                  : parse_shard_map(candidate.shard, question_.mask, problem.kv_len, world);
       const Plan plan =
           build_plan(problem, question_.mask, q_map, kv_map, candidate.schedule, route_of(question_.exchange, world));
       simulate_into(candidate, plan);
@@ -121,7 +116,7 @@ class Planner {
     std::vector<ShardMap> maps;
     for (const std::string& name : names) {
       try {
-        const ShardMap map = map_named(name, question_.mask, question_.problem.q_len, world);
+        const ShardMap map = parse_shard_map(name, question_.mask, question_.problem.q_len, world);
         if (std::find(maps.begin(), maps.end(), map) != maps.end()) continue;
         maps.push_back(map);
       } catch (const Error&) {

@@ -18,7 +18,7 @@ SCHEDULES = {
     1: PLAIN,
     2: PLAIN,
     3: PLAIN,
-    4: [*PLAIN, rs.hybrid(ulysses=2, ring=2), rs.double_ring(inner=2, outer=2)],
+    4: [*PLAIN, rs.hybrid(ulysses=2, ring=2), rs.double_ring(inner=2, outer=2), "hybrid:4", "double_ring:2"],
 }
 EXCHANGES = ["all_to_all", "p2p"]
 HEADS = [(1, 1), (4, 2), (6, 2), (5, 1), (3, 3)]  # divisible among the ranks or not, fewer than ranks

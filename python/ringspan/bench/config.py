@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 import ringspan as rs
-from ringspan.support import DTYPES
+from ringspan.names import DTYPES
 
 MODES = ("cp_attention",)
 MASKS = ("full", "causal")

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from ringspan.device.rows import Partial, Place, merge, place_of
 from ringspan.device.tiles import SparseMode, mask_parts, read_tiles, sparse_mode_of
+from ringspan.names import STAT_SLOTS
 
-_SLOTS = 8  # equal values in the last axis of the contract's statistics
 _EMPTY = torch.finfo(torch.float32).max  # the contract's empty row: max -EMPTY, sum +EMPTY
 _MASKED_ROWS_ARE_EMPTY = 2  # inner_precise
 
@@ -108,7 +108,7 @@ def _to_sbh(out: Tensor) -> Tensor:
 
 
 def _in_slots(statistic: Tensor) -> Tensor:
-    return statistic.unsqueeze(-1).expand(*statistic.shape, _SLOTS).contiguous()
+    return statistic.unsqueeze(-1).expand(*statistic.shape, STAT_SLOTS).contiguous()
 
 
 def _to_contract(row_max: Tensor, row_sum: Tensor) -> tuple[Tensor, Tensor]:

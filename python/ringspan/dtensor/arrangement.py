@@ -25,9 +25,9 @@ from ringspan.dtensor.placements import (
     stats_shape,
 )
 from ringspan.dtensor.private import dtensor_of, spec_in, spec_of
+from ringspan.names import STAT_SLOTS
 
 OPERANDS = ("query", "key", "value")
-_SLOTS = 8  # equal numbers for each row
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ def _arrange(operands: Sequence[Lying], mesh: DeviceMesh, layout: str, num_heads
         dict(zip(OPERANDS, places, strict=True)),
         place_of(roles, axes, out_shape(query.shape, sizes, layout), query.dtype),
         place_of(roles, axes_of_rows, rows, torch.float64 if query.dtype == torch.float64 else torch.float32),
-        place_of(roles, axes_of_rows, [*rows, _SLOTS], torch.float32),
+        place_of(roles, axes_of_rows, [*rows, STAT_SLOTS], torch.float32),
         place_of(roles, {}, [1], torch.int64),
         place_of(roles, {}, [0], query.dtype),
     )

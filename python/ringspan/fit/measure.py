@@ -17,7 +17,7 @@ from torch import Tensor
 
 import ringspan as rs
 from ringspan.fit.clock import Clock
-from ringspan.plan import DTYPE_NAMES
+from ringspan.names import DTYPE_NAMES
 
 _HEADS = 4
 _SMALL, _LARGE = 4 << 10, 8 << 20
