@@ -9,8 +9,6 @@
 namespace ringspan {
 namespace {
 
-constexpr int64_t kMaxHeadDim = 768;
-
 void check_range(const char* field, int64_t value, int64_t least, int64_t most) {
   RINGSPAN_CHECK(least <= value && value <= most, field, " is ", value, "; it must be in ", least, "..", most);
 }
