@@ -15,7 +15,6 @@ namespace {
 
 using at::Tensor;
 
-constexpr int64_t kMaxHeadDim = 768;
 constexpr int64_t kCompressed = 2048, kCompressedPrefixRows = 3072;
 
 bool is_full_mask_mode(int64_t mode) { return mode == 0 || mode == 1 || mode == 5; }

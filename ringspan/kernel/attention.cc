@@ -12,7 +12,6 @@
 namespace ringspan {
 namespace {
 
-constexpr int64_t kMaxDim = 768;
 constexpr double kFlopsOfExp = 40;  // what std::exp costs, counted as other work is
 
 void check_view(const char* name, const ConstTensorView& view, std::array<int64_t, 4> size, DType dtype) {
@@ -23,8 +22,10 @@ void check_view(const char* name, const ConstTensorView& view, std::array<int64_
 }
 
 void check_inputs(const ConstTensorView& q, const ConstTensorView& k, const ConstTensorView& v, double scale) {
-  RINGSPAN_CHECK(q.dim() >= 1 && q.dim() <= kMaxDim, "q has head dim ", q.dim(), ", offered are 1 to ", kMaxDim);
-  RINGSPAN_CHECK(v.dim() >= 1 && v.dim() <= kMaxDim, "v has head dim ", v.dim(), ", offered are 1 to ", kMaxDim);
+  RINGSPAN_CHECK(q.dim() >= 1 && q.dim() <= kMaxHeadDim, "q has head dim ", q.dim(), ", offered are 1 to ",
+                 kMaxHeadDim);
+  RINGSPAN_CHECK(v.dim() >= 1 && v.dim() <= kMaxHeadDim, "v has head dim ", v.dim(), ", offered are 1 to ",
+                 kMaxHeadDim);
   RINGSPAN_CHECK(k.heads() >= 1 && q.heads() % k.heads() == 0, "q has ", q.heads(),
                  " heads, which is not a multiple of the ", k.heads(), " of k");
   check_view("q", q, q.size, q.dtype);
@@ -79,22 +80,22 @@ void check_backward(const BackwardArgs& args) {
 Isa attend(const ForwardArgs& args, Workspace& workspace, const Parallel& parallel) {
   check_forward(args);
   const Isa isa = current_isa();
-  kernel::run_forward(args, kernel::table_for(isa, args.q.dtype), workspace, parallel);
+  kernel::run_forward(args, {kernel::table_for(isa, args.q.dtype), workspace, parallel});
   return isa;
 }
 
 Isa attend_backward(const BackwardArgs& args, Workspace& workspace, const Parallel& parallel) {
   check_backward(args);
   const Isa isa = current_isa();
-  kernel::run_backward(args, kernel::table_for(isa, args.q.dtype), workspace, parallel);
+  kernel::run_backward(args, {kernel::table_for(isa, args.q.dtype), workspace, parallel});
   return isa;
 }
 
 void row_delta(const ConstTensorView& out, const ConstTensorView& dout, const ConstTensorView& dlse,
                const TensorView& delta, const Parallel& parallel) {
   const DType acc = accumulator_of(out.dtype);
-  RINGSPAN_CHECK(out.dim() >= 1 && out.dim() <= kMaxDim, "out has head dim ", out.dim(), ", offered are 1 to ",
-                 kMaxDim);
+  RINGSPAN_CHECK(out.dim() >= 1 && out.dim() <= kMaxHeadDim, "out has head dim ", out.dim(), ", offered are 1 to ",
+                 kMaxHeadDim);
   check_view("dout", dout, out.size, out.dtype);
   check_view("delta", delta, stats_size(out), acc);
   if (dlse.is_given()) check_view("dlse", dlse, stats_size(out), acc);

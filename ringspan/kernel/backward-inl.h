@@ -66,7 +66,7 @@ RINGSPAN_INLINE KvSums<C> kv_sums(const BackwardWave& wave, int64_t group, int64
 
 // Row panels (times `factor`) and stacked panels of `range`. Returns whether inf or NaN was found.
 template <class C>
-RINGSPAN_INLINE bool pack_both_forms(typename C::Word* row_panels, typename C::Word* stacked, const RowRange& range,
+RINGSPAN_INLINE bool pack_both_forms(typename C::Word* row_panels, typename C::Word* stacked, const PackRows& range,
                                      typename C::Acc factor, typename C::Row* buffer) {
   const PackedDims<C> dims(range.view->dim);
   bool nonfinite = false;
@@ -98,7 +98,7 @@ void pack_query_block(const BackwardWave& wave, int64_t group, int64_t head, int
   const QueryBlock<C> block = query_block<C>(wave, group, head, q_block);
   const PackedDims<C> qk(wave.q.dim);
   const int64_t begin = wave.q_begin + q_block * kBackwardRows;
-  RowRange range{&wave.q, batch, q_head, begin, wave.q_end, wave.tiles.q_covered + batch * wave.tiles.q_len};
+  PackRows range{&wave.q, batch, q_head, begin, wave.q_end, wave.tiles.q_covered + batch * wave.tiles.q_len};
   const Acc q_factor = C::kScaleOnPack ? static_cast<Acc>(wave.scale) : Acc{1};
   block.nonfinite[0] = pack_both_forms<C>(block.q_rows, block.q_stacked, range, q_factor, rows);
   range.view = &wave.dout;
@@ -177,7 +177,7 @@ template <class C>
 RINGSPAN_INLINE void write_row(const RawView& view, Byte* target, const typename C::Acc* sums, int64_t panel_stride,
                                typename C::Acc factor, bool overwrite) {
   using Acc = typename C::Acc;
-  alignas(64) Acc row[kMaxDim];
+  alignas(64) Acc row[kMaxHeadDim];
   gather_row<C>(row, sums, ceil_div(view.dim, C::kCols), panel_stride, factor);
   if (overwrite) {
     scatter_row(view, target, row);
@@ -192,7 +192,7 @@ void backward_write_q(const BackwardWave& wave, int64_t group, int64_t head, int
   const int64_t q_head = (wave.first_group + group) % wave.kv_heads * wave.heads_per_kv + head;
   const QueryBlock<C> block = query_block<C>(wave, group, head, q_block);
   const PackedDims<C> qk(wave.q.dim);
-  // No key of the wave met the block, and so nobody began its sums.
+  // No key of the wave met the block: its sums were never begun.
   if (wave.progress[query_index<C>(wave, group, head, q_block)].packed == 0) clear_q_sums(block, qk);
   const int64_t begin = wave.q_begin + q_block * kBackwardRows;
   const int64_t count = smaller(kBackwardRows, wave.q_end - begin);
@@ -229,7 +229,7 @@ void backward_write_kv(const BackwardWave& wave, int64_t group, int64_t kv_block
 template <class C>
 RINGSPAN_INLINE void pack_kv_block(const BackwardWave& wave, BackwardBlock<C>& b, int64_t kv_head) {
   const int64_t batch = b.pairs.batch;
-  RowRange range{&wave.k,        batch,       kv_head,
+  PackRows range{&wave.k,        batch,       kv_head,
                  b.pairs.kv_row, wave.kv_end, wave.tiles.kv_covered + batch * wave.tiles.kv_len};
   pack_columns<C>(b.s.k_columns, range, b.cols, b.s.rows);
   if (wave.wants_dq) {
@@ -248,7 +248,7 @@ RINGSPAN_INLINE void meet_query_block(const BackwardWave& wave, BackwardBlock<C>
   b.pairs.q_row = q_begin;
   bool my_turn = false;
   for (int64_t t = wave.tiles.start[list]; t < wave.tiles.start[list + 1]; ++t) {
-    b.pairs.place = kernel::place_of(*wave.tiles.rows[t].tile);
+    b.pairs.axes = kernel::axes_of(*wave.tiles.rows[t].tile);
     if (!begin_tile(wave, b, wave.tiles.rows[t], q_begin, b.pairs.kv_row)) continue;
     fill_scores(b);
     if (wave.wants_dkv) add_kv_sums(b);

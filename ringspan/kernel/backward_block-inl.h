@@ -115,6 +115,13 @@ struct BackwardBlock {
   }
 };
 
+// Rows of kCols elements in memory, as a register tile lies there.
+template <class Acc>
+struct TileMemory {
+  Acc* data;
+  int64_t row_stride;
+};
+
 template <class C>
 struct ColumnLimits {
   int64_t first[C::kRows], last[C::kRows];
@@ -186,10 +193,10 @@ void prepare_pairs(const BackwardBlock<C>& b, const ColumnLimits<C>& limits, int
     const int64_t first = limits.first[r], last = limits.last[r];
     if (first >= last) continue;
     if (b.pairs.changes_scores()) {
-      change_scores<typename C::Acc>(*b.pairs.rule, rows[r], b.s.scores + r * kGradStride, first, last,
+      change_scores<typename C::Acc>(*b.pairs.rule, rows[r], b.s.scores + r * kGradStride, {first, last},
                                      C::kScaleOnPack ? 1 : b.factor, b.s.cap + r * kGradStride);
     }
-    if (b.pairs.drops()) draw_row(key, *b.pairs.rule, rows[r], b.s.keep + r * kGradStride, first, last);
+    if (b.pairs.drops()) draw_row(key, *b.pairs.rule, rows[r], b.s.keep + r * kGradStride, {first, last});
   }
 }
 
@@ -198,14 +205,14 @@ void prepare_pairs(const BackwardBlock<C>& b, const ColumnLimits<C>& limits, int
 // the compiler would keep it in memory.)
 template <class C>
 void change_gradients(const BackwardBlock<C>& b, const ColumnLimits<C>& limits, int64_t row, int64_t col,
-                      typename C::Acc* p, int64_t p_stride, typename C::Acc* result, int64_t result_stride) {
+                      TileMemory<typename C::Acc> p, TileMemory<typename C::Acc> result) {
   using Acc = typename C::Acc;
   const bool drops = b.pairs.drops(), caps = b.pairs.changes_scores() && b.pairs.rule->softcap != 0;
   const auto rescale = static_cast<Acc>(b.pairs.rule->rescale);
   for (int64_t r = 0; r < C::kRows; ++r) {
     const Acc* dp_row = b.s.tile + r * C::kCols;
-    Acc* ds = result + r * result_stride;
-    Acc* weight = p + r * p_stride;
+    Acc* ds = result.data + r * result.row_stride;
+    Acc* weight = p.data + r * p.row_stride;
     const Acc delta = b.q.delta[row + r];
     const uint32_t* keep = b.s.keep + r * kGradStride + col;
     RINGSPAN_UNROLL
@@ -221,7 +228,7 @@ void change_gradients(const BackwardBlock<C>& b, const ColumnLimits<C>& limits, 
       store(ds + j, e == 0 ? Vector<Acc>{} : e * (dp - delta));
     }
     const int64_t begin = larger(limits.first[r], col), end = smaller(limits.last[r], col + C::kCols);
-    if (b.dbias && begin < end) add_bias_gradient<Acc>(*b.dbias, b.pairs, row + r, ds - col, begin, end);
+    if (b.dbias && begin < end) add_bias_gradient<Acc>(*b.dbias, b.pairs, row + r, ds - col, {begin, end});
     if (!caps) continue;
     const Acc* cap = b.s.cap + r * kGradStride + col;
     for (int j = 0; j < C::kCols; j += kLanes<Acc>) {
@@ -234,7 +241,7 @@ void change_gradients(const BackwardBlock<C>& b, const ColumnLimits<C>& limits, 
 // P of one row group and one panel of columns, to `p`.
 template <class C, int kWide>
 RINGSPAN_INLINE void fill_weights(const BackwardBlock<C>& b, const ColumnLimits<C>& limits, int64_t row, int64_t col,
-                                  bool masked, typename C::Acc* p, int64_t p_stride) {
+                                  bool masked, TileMemory<typename C::Acc> p) {
   using Acc = typename C::Acc;
   constexpr int kLane = kLanes<Acc>;
   RegisterTile<C, kWide> tile;
@@ -254,7 +261,7 @@ RINGSPAN_INLINE void fill_weights(const BackwardBlock<C>& b, const ColumnLimits<
       Vector<Acc> e = exp(score - b.q.lse[row + r]);
       if (masked) e = keep_columns<Acc>(e, col + j * kLane, limits.first[r], limits.last[r]);
       tile.v[r][j] = e;
-      store(p + r * p_stride + j * kLane, e);
+      store(p.data + r * p.row_stride + j * kLane, e);
     }
   }
 #ifdef RINGSPAN_ISA_BF16_DOT
@@ -267,7 +274,7 @@ RINGSPAN_INLINE void fill_weights(const BackwardBlock<C>& b, const ColumnLimits<
 // dS of the same, to where dK and dQ read it; and P where dropout takes from it.
 template <class C, int kWide>
 RINGSPAN_INLINE void fill_gradients(const BackwardBlock<C>& b, const ColumnLimits<C>& limits, int64_t row, int64_t col,
-                                    typename C::Acc* p, int64_t p_stride) {
+                                    TileMemory<typename C::Acc> p) {
   using Acc = typename C::Acc;
   constexpr int kLane = kLanes<Acc>;
   RegisterTile<C, kWide> tile;
@@ -275,14 +282,14 @@ RINGSPAN_INLINE void fill_gradients(const BackwardBlock<C>& b, const ColumnLimit
   if (b.changes_gradients()) {
     tile.store_to(b.s.tile, C::kCols);
     if constexpr (C::kPair == 1) {
-      change_gradients(b, limits, row, col, p, p_stride, b.s.ds + row * kGradStride + col, kGradStride);
+      change_gradients<C>(b, limits, row, col, p, {b.s.ds + row * kGradStride + col, kGradStride});
     }
 #ifdef RINGSPAN_ISA_BF16_DOT
     if constexpr (C::kPair == 2) {
-      change_gradients(b, limits, row, col, p, p_stride, b.s.tile, C::kCols);
+      change_gradients<C>(b, limits, row, col, p, {b.s.tile, C::kCols});
       tile.load_from(b.s.tile, C::kCols);
       RegisterTile<C> kept;
-      kept.load_from(p, p_stride);
+      kept.load_from(p.data, p.row_stride);
       store_row_pairs(kept, b.s.p + row / 2 * kGradStride + col);
     }
 #endif
@@ -291,7 +298,7 @@ RINGSPAN_INLINE void fill_gradients(const BackwardBlock<C>& b, const ColumnLimit
     for (int r = 0; r < C::kRows; ++r) {
       RINGSPAN_UNROLL
       for (int j = 0; j < kWide; ++j) {
-        const Vector<Acc> e = load(p + r * p_stride + j * kLane);
+        const Vector<Acc> e = load(p.data + r * p.row_stride + j * kLane);
         // Not e * (...): dP may be NaN where nothing is kept.
         const Vector<Acc> ds = e == 0 ? Vector<Acc>{} : e * (tile.v[r][j] - b.q.delta[row + r]);
         tile.v[r][j] = ds;
@@ -311,14 +318,10 @@ RINGSPAN_INLINE void fill_gradients(const BackwardBlock<C>& b, const ColumnLimit
 template <class C, int kWide = C::kVectors>
 RINGSPAN_INLINE void grad_scores(const BackwardBlock<C>& b, const ColumnLimits<C>& limits, int64_t row, int64_t col,
                                  bool masked) {
-  typename C::Acc* p = b.s.s;
-  int64_t p_stride = C::kCols;
-  if constexpr (C::kPair == 1) {
-    p = b.s.p + row * kGradStride + col;
-    p_stride = kGradStride;
-  }
-  fill_weights<C, kWide>(b, limits, row, col, masked, p, p_stride);
-  fill_gradients<C, kWide>(b, limits, row, col, p, p_stride);
+  TileMemory<typename C::Acc> p{b.s.s, C::kCols};
+  if constexpr (C::kPair == 1) p = {b.s.p + row * kGradStride + col, kGradStride};
+  fill_weights<C, kWide>(b, limits, row, col, masked, p);
+  fill_gradients<C, kWide>(b, limits, row, col, p);
 }
 
 template <class C>

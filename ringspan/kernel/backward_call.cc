@@ -19,11 +19,11 @@ struct Span {
 
 class BackwardCall {
  public:
-  BackwardCall(const BackwardArgs& args, const KernelTable& table, const BackwardSizes& sizes, const Parallel& parallel)
+  BackwardCall(const BackwardArgs& args, const CallResources& resources, const BackwardSizes& sizes)
       : args_(args),
-        table_(table),
+        table_(resources.table),
         sizes_(sizes),
-        parallel_(parallel),
+        parallel_(resources.parallel),
         kv_heads_(args.k.heads()),
         heads_per_kv_(args.q.heads() / args.k.heads()),
         kv_blocks_(divide_up(args.k.rows(), sizes.block_kv)),
@@ -42,7 +42,7 @@ class BackwardCall {
   }
   int64_t worker_bytes() const { return sizes_.scratch_bytes + (wave_.writes_at_once ? sizes_.kv_block_bytes : 0); }
   void plan_spans();
-  void place(Arena& arena);
+  void lay_out(Arena& arena);
   void begin_wave(const Span& span);
   void plan_steps(const Span& span);
   void plan_jobs(const Span& span);
@@ -125,7 +125,7 @@ void BackwardCall::plan_spans() {
   }
 }
 
-void BackwardCall::place(Arena& arena) {
+void BackwardCall::lay_out(Arena& arena) {
   int64_t query_units = 0, kv_units = 0;
   for (const Span& span : spans_) {
     query_units = std::max(query_units, num_query_units(span));
@@ -260,19 +260,19 @@ void BackwardCall::run(Workspace& workspace) {
   wave_.tiles = index_.lists();
   wave_.sizes = sizes_;
   Arena count(nullptr);
-  place(count);
+  lay_out(count);
   Arena arena(workspace.reserve(static_cast<std::size_t>(count.used())));
-  place(arena);
+  lay_out(arena);
   for (const Span& span : spans_) run_span(span);
   if (!accumulating_ && args_.before_accumulate) args_.before_accumulate();
 }
 
 }  // namespace
 
-void run_backward(const BackwardArgs& args, const KernelTable& table, Workspace& workspace, const Parallel& parallel) {
+void run_backward(const BackwardArgs& args, const CallResources& resources) {
   BackwardSizes sizes{};
-  table.backward_sizes(args.q.dim(), args.v.dim(), &sizes);
-  BackwardCall(args, table, sizes, parallel).run(workspace);
+  resources.table.backward_sizes(args.q.dim(), args.v.dim(), &sizes);
+  BackwardCall(args, resources, sizes).run(resources.workspace);
 }
 
 }  // namespace ringspan::kernel

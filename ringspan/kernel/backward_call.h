@@ -3,11 +3,11 @@
 #pragma once
 
 #include "ringspan/kernel/attention.h"
-#include "ringspan/kernel/kernel_abi.h"
+#include "ringspan/kernel/call_support.h"
 
 namespace ringspan::kernel {
 
 // `args` has been checked.
-void run_backward(const BackwardArgs& args, const KernelTable& table, Workspace& workspace, const Parallel& parallel);
+void run_backward(const BackwardArgs& args, const CallResources& resources);
 
 }  // namespace ringspan::kernel

@@ -26,6 +26,13 @@ static_assert(kPackedBytes + kPartialBytes + kScratchBytes + kTableBytes <=
 // bits don't depend on the threads.
 constexpr int64_t kEnoughJobs = 32;
 
+// What a call runs on, beside its arguments.
+struct CallResources {
+  const KernelTable& table;
+  Workspace& workspace;
+  const Parallel& parallel;
+};
+
 RawView raw_view(const ConstTensorView& view);
 PairRule pair_rule(const PairInputs& pairs);
 

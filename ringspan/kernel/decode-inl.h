@@ -93,6 +93,12 @@ struct RowBlock {
   int64_t dim;  // whole vectors
 };
 
+// Keys and values of one step.
+struct KeyBlock {
+  RowBlock k, v;
+  int64_t begin, count;  // `begin` counts from the first key of the job
+};
+
 // s[r][i] = q[r] . k[i] for kRows query rows and kKeys keys.
 template <class Acc, Element kElement, int kRows>
 RINGSPAN_INLINE void dot_keys(const Acc* q, int64_t q_stride, const Byte* const (&keys)[kKeys], int64_t dim, Acc* s) {
@@ -216,19 +222,19 @@ RINGSPAN_INLINE Acc weigh_keys(Acc* s, int64_t begin, int64_t end, Acc& m, Acc& 
 
 // What PairInputs does to the scores and to the weights of one row, query row `q` of head `head` of the group.
 template <class Acc>
-RINGSPAN_INLINE void change_keys(PairBlock pairs, int64_t head, int64_t q, Acc* s, int64_t begin, int64_t end) {
+RINGSPAN_INLINE void change_keys(PairBlock pairs, int64_t head, int64_t q, Acc* s, Columns columns) {
   pairs.head += head;
   if (pairs.changes_scores()) {
-    change_scores<Acc>(*pairs.rule, pair_row(pairs, q), s, begin, end, Acc{1}, nullptr);
+    change_scores<Acc>(*pairs.rule, pair_row(pairs, q), s, columns, Acc{1}, nullptr);
   }
 }
 template <class Acc>
-RINGSPAN_INLINE void drop_keys(PairBlock pairs, int64_t head, int64_t q, Acc* p, int64_t begin, int64_t end) {
+RINGSPAN_INLINE void drop_keys(PairBlock pairs, int64_t head, int64_t q, Acc* p, Columns columns) {
   pairs.head += head;
   if (!pairs.drops()) return;
   uint32_t keep[kDecodeCols];
-  draw_row(PhiloxKey(pairs.rule->seed, pairs.rule->offset), *pairs.rule, pair_row(pairs, q), keep, begin, end);
-  drop_weights<PlainCompute<Acc>>(p, keep, begin, end);
+  draw_row(PhiloxKey(pairs.rule->seed, pairs.rule->offset), *pairs.rule, pair_row(pairs, q), keep, columns);
+  drop_weights<PlainCompute<Acc>>(p, keep, columns);
 }
 
 RINGSPAN_INLINE int64_t clip(int64_t at, int64_t count) { return smaller(larger(at, 0), count); }
@@ -236,29 +242,28 @@ RINGSPAN_INLINE int64_t clip(int64_t at, int64_t count) { return smaller(larger(
 // Two rows that keep the same keys read V together. `pairs`: of the query row 0 of the group's first head; null = none.
 template <class C, Element kElement, bool kPairs>
 RINGSPAN_INLINE void decode_block(const DecodeScratch<typename C::Acc>& s, const DecodeState<C>& state,
-                                  const RowBlock& k, const RowBlock& v, int64_t block_begin, int64_t count,
-                                  const PairBlock* pairs, int64_t q_len) {
+                                  const KeyBlock& block, const PairBlock* pairs, int64_t q_len) {
   using Acc = typename C::Acc;
-  const int64_t rows = state.rows;
-  score_rows<Acc, kElement>(s, rows, k, v, count);
+  const int64_t rows = state.rows, count = block.count;
+  score_rows<Acc, kElement>(s, rows, block.k, block.v, count);
   const int64_t o_stride = state.panels * C::kCols;
   for (int64_t r = 0; r < rows;) {
-    const int64_t begin = clip(s.first[r] - block_begin, count), end = clip(s.last[r] - block_begin, count);
-    const bool pair = r + 1 < rows && clip(s.first[r + 1] - block_begin, count) == begin &&
-                      clip(s.last[r + 1] - block_begin, count) == end;
+    const int64_t begin = clip(s.first[r] - block.begin, count), end = clip(s.last[r] - block.begin, count);
+    const bool pair = r + 1 < rows && clip(s.first[r + 1] - block.begin, count) == begin &&
+                      clip(s.last[r + 1] - block.begin, count) == end;
     if (begin < end) {
       Acc alpha[2];
       for (int i = 0; i < (pair ? 2 : 1); ++i) {
         Acc* row = s.s + (r + i) * kDecodeCols;
-        if constexpr (kPairs) change_keys(*pairs, (r + i) / q_len, (r + i) % q_len, row, begin, end);
+        if constexpr (kPairs) change_keys(*pairs, (r + i) / q_len, (r + i) % q_len, row, {begin, end});
         alpha[i] = weigh_keys(row, begin, end, state.m[r + i], state.l[r + i]);
-        if constexpr (kPairs) drop_keys(*pairs, (r + i) / q_len, (r + i) % q_len, row, begin, end);
+        if constexpr (kPairs) drop_keys(*pairs, (r + i) / q_len, (r + i) % q_len, row, {begin, end});
       }
       Acc* o = state.o + r * o_stride;
       if (pair) {
-        add_values<C, kElement, 2, kPairs>(s.s + r * kDecodeCols, v, {begin, end}, o, o_stride, alpha);
+        add_values<C, kElement, 2, kPairs>(s.s + r * kDecodeCols, block.v, {begin, end}, o, o_stride, alpha);
       } else {
-        add_values<C, kElement, 1, kPairs>(s.s + r * kDecodeCols, v, {begin, end}, o, o_stride, alpha);
+        add_values<C, kElement, 1, kPairs>(s.s + r * kDecodeCols, block.v, {begin, end}, o, o_stride, alpha);
       }
     }
     r += pair ? 2 : 1;
@@ -274,7 +279,7 @@ RINGSPAN_INLINE RowBlock rows_in_place(const RawView& view, int64_t batch, int64
   return {row_of(view, batch, head, row), view.stride[2], view.dim};
 }
 template <class Acc>
-RINGSPAN_INLINE RowBlock fetch_rows(const RawView& view, const RowPlace& first, int64_t count, Acc* buffer,
+RINGSPAN_INLINE RowBlock fetch_rows(const RawView& view, const RowIndex& first, int64_t count, Acc* buffer,
                                     int64_t padded) {
   for (int64_t i = 0; i < count; ++i) {
     fetch_row(buffer + i * padded, view, row_of(view, first.batch, first.head, first.row + i), padded);
@@ -282,31 +287,32 @@ RINGSPAN_INLINE RowBlock fetch_rows(const RawView& view, const RowPlace& first, 
   return {reinterpret_cast<const Byte*>(buffer), padded * static_cast<int64_t>(sizeof(Acc)), padded};
 }
 
+// The key rows `keys` of the tensors, at most kDecodeCols.
 template <class C, bool kPairs>
 RINGSPAN_INLINE void decode_rows(const ForwardWave& wave, const DecodeJob& job, const DecodeScratch<typename C::Acc>& s,
-                                 const DecodeState<C>& state, int64_t row, int64_t count, const PairBlock* pairs) {
+                                 const DecodeState<C>& state, KvRange keys, const PairBlock* pairs) {
   using Acc = typename C::Acc;
-  const int64_t block_begin = row - job.kv_begin, q_len = wave.tiles.q_len;
+  const int64_t row = keys.begin, count = keys.end - keys.begin, q_len = wave.tiles.q_len;
   if (readable_in_place<Acc>(wave.k) && readable_in_place<Acc>(wave.v)) {
-    const RowBlock k = rows_in_place(wave.k, job.batch, job.kv_head, row);
-    const RowBlock v = rows_in_place(wave.v, job.batch, job.kv_head, row);
+    const KeyBlock block{rows_in_place(wave.k, job.batch, job.kv_head, row),
+                         rows_in_place(wave.v, job.batch, job.kv_head, row), row - job.kv_begin, count};
     if constexpr (sizeof(Acc) == 8) {
-      return decode_block<C, Element::kF64, kPairs>(s, state, k, v, block_begin, count, pairs, q_len);
+      return decode_block<C, Element::kF64, kPairs>(s, state, block, pairs, q_len);
     } else {
       if (wave.k.element == Element::kBF16) {
-        return decode_block<C, Element::kBF16, kPairs>(s, state, k, v, block_begin, count, pairs, q_len);
+        return decode_block<C, Element::kBF16, kPairs>(s, state, block, pairs, q_len);
       }
       if (wave.k.element == Element::kF16) {
-        return decode_block<C, Element::kF16, kPairs>(s, state, k, v, block_begin, count, pairs, q_len);
+        return decode_block<C, Element::kF16, kPairs>(s, state, block, pairs, q_len);
       }
-      return decode_block<C, Element::kF32, kPairs>(s, state, k, v, block_begin, count, pairs, q_len);
+      return decode_block<C, Element::kF32, kPairs>(s, state, block, pairs, q_len);
     }
   }
-  const RowPlace first{job.batch, job.kv_head, row};
-  const RowBlock k = fetch_rows(wave.k, first, count, s.k, s.qk_padded);
-  const RowBlock v = fetch_rows(wave.v, first, count, s.v, s.v_padded);
+  const RowIndex first{job.batch, job.kv_head, row};
+  const KeyBlock block{fetch_rows(wave.k, first, count, s.k, s.qk_padded),
+                       fetch_rows(wave.v, first, count, s.v, s.v_padded), row - job.kv_begin, count};
   constexpr Element kWide = sizeof(Acc) == 8 ? Element::kF64 : Element::kF32;
-  decode_block<C, kWide, kPairs>(s, state, k, v, block_begin, count, pairs, q_len);
+  decode_block<C, kWide, kPairs>(s, state, block, pairs, q_len);
 }
 
 // Limits of all rows of the group in one tile; rows outside it keep nothing.
@@ -350,14 +356,14 @@ void decode_run(const ForwardWave& wave, const DecodeJob& job, Byte* memory) {
     fill_group_limits(wave, job, tile, s);
     if (!wave.pairs.changes_scores && !wave.pairs.drops) {
       for (int64_t row = begin; row < end; row += kDecodeCols) {
-        decode_rows<C, false>(wave, job, s, state, row, smaller(kDecodeCols, end - row), nullptr);
+        decode_rows<C, false>(wave, job, s, state, {row, smaller(row + kDecodeCols, end)}, nullptr);
       }
       continue;
     }
-    PairBlock pairs{&wave.pairs, kernel::place_of(*tile.tile), job.batch, job.kv_head * wave.heads_per_kv, 0, 0};
+    PairBlock pairs{&wave.pairs, kernel::axes_of(*tile.tile), job.batch, job.kv_head * wave.heads_per_kv, 0, 0};
     for (int64_t row = begin; row < end; row += kDecodeCols) {
       pairs.kv_row = row;
-      decode_rows<C, true>(wave, job, s, state, row, smaller(kDecodeCols, end - row), &pairs);
+      decode_rows<C, true>(wave, job, s, state, {row, smaller(row + kDecodeCols, end)}, &pairs);
     }
   }
 }
@@ -371,7 +377,7 @@ void decode_merge(const ForwardWave& wave, const DecodeMerge& job, Byte* memory)
   const DecodeScratch<Acc> s(carver, rows, wave.q.dim, wave.v.dim);
   const DecodeState<C> state(carver, rows, wave.v.dim);
   for (int64_t r = 0; r < rows; ++r) {
-    const RowPlace at{job.batch, job.kv_head * wave.heads_per_kv + r / q_len, r % q_len};
+    const RowIndex at{job.batch, job.kv_head * wave.heads_per_kv + r / q_len, r % q_len};
     load_row_state(wave, at, state.row(r), s.row);
     for (int64_t i = 0; i < job.num_partials; ++i) {
       Carver partial(const_cast<Byte*>(job.partials) + i * wave.sizes.partial_bytes);

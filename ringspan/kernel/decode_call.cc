@@ -23,9 +23,11 @@ bool is_decoding(const ForwardArgs& args) {
   return args.q.rows() > 0 && (args.q.rows() <= kMostRowsOfHead || rows <= kMostRows);
 }
 
-void run_decode(const ForwardArgs& args, const KernelTable& table, Workspace& workspace, const Parallel& parallel) {
+void run_decode(const ForwardArgs& args, const CallResources& resources) {
   const int64_t kv_heads = args.k.heads(), kv_len = args.k.rows(), groups = args.q.batch() * kv_heads;
   const int64_t rows = args.q.rows() * (args.q.heads() / kv_heads);
+  const KernelTable& table = resources.table;
+  const Parallel& parallel = resources.parallel;
   DecodeSizes sizes{};
   table.decode_sizes(rows, args.q.dim(), args.v.dim(), &sizes);
   const TileIndex index(args.tiles, args.q.batch(), args.q.rows(), kv_len, kMostRows);
@@ -44,14 +46,14 @@ void run_decode(const ForwardArgs& args, const KernelTable& table, Workspace& wo
   // As many groups at a time as have room for their parts.
   const int64_t group_bytes = parts * sizes.partial_bytes;
   const int64_t wave_groups = std::clamp<int64_t>(kPartialBytes / group_bytes, 1, std::max<int64_t>(groups, 1));
-  const auto place = [&](Arena& arena) {
+  const auto lay_out = [&](Arena& arena) {
     wave.partials = arena.take(wave_groups * group_bytes);
     return arena.take(workers * sizes.scratch_bytes);
   };
   Arena count(nullptr);
-  place(count);
-  Arena arena(workspace.reserve(static_cast<std::size_t>(count.used())));
-  unsigned char* scratch = place(arena);
+  lay_out(count);
+  Arena arena(resources.workspace.reserve(static_cast<std::size_t>(count.used())));
+  unsigned char* scratch = lay_out(arena);
 
   for (int64_t first = 0; first < groups; first += wave_groups) {
     const int64_t here = std::min(wave_groups, groups - first);

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "ringspan/kernel/attention.h"
-#include "ringspan/kernel/kernel_abi.h"
+#include "ringspan/kernel/call_support.h"
 
 namespace ringspan::kernel {
 
@@ -10,6 +10,6 @@ namespace ringspan::kernel {
 bool is_decoding(const ForwardArgs& args);
 
 // `args` has been checked and is_decoding().
-void run_decode(const ForwardArgs& args, const KernelTable& table, Workspace& workspace, const Parallel& parallel);
+void run_decode(const ForwardArgs& args, const CallResources& resources);
 
 }  // namespace ringspan::kernel

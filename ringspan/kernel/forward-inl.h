@@ -95,7 +95,7 @@ void forward_sizes(int64_t qk_dim, int64_t v_dim, ForwardSizes* sizes) {
   sizes->partial_bytes = partial.bytes();
 }
 
-// Place of a block in the wave's packed operands.
+// Slot of a block in the wave's packed operands.
 RINGSPAN_INLINE int64_t packed_index(const ForwardWave& wave, int64_t group, int64_t block) {
   return group * wave.blocks_per_group + block % wave.blocks_per_group;
 }
@@ -108,7 +108,7 @@ bool forward_pack(const ForwardWave& wave, int64_t group, int64_t block, kernel:
   const int64_t index = packed_index(wave, group, block);
   const int64_t begin = wave.kv_begin + block * wave.sizes.block_kv + rows.begin, count = rows.end - rows.begin;
   const uint8_t* covered = wave.tiles.kv_covered + batch * wave.tiles.kv_len;
-  RowRange range{&wave.k, batch, head, begin, smaller(begin + count, wave.kv_end), covered};
+  PackRows range{&wave.k, batch, head, begin, smaller(begin + count, wave.kv_end), covered};
   auto* buffer = reinterpret_cast<typename C::Row*>(scratch);
   auto* k = reinterpret_cast<Word*>(wave.packed_k + index * wave.sizes.k_block_bytes);
   pack_columns<C>(k + rows.begin * PackedDims<C>(wave.k.dim).words, range, count, buffer);
@@ -123,7 +123,7 @@ template <class C>
 void pack_queries(const ForwardWave& wave, const ForwardJob& job, const ForwardScratch<C>& s) {
   const PackedDims<C> qk(wave.q.dim);
   const int64_t begin = job.q_block * kForwardRows;
-  const RowRange range{&wave.q, job.batch,        job.head,
+  const PackRows range{&wave.q, job.batch,        job.head,
                        begin,   wave.tiles.q_len, wave.tiles.q_covered + job.batch * wave.tiles.q_len};
   const auto factor = static_cast<typename C::Acc>(wave.scale);
   for (int64_t r = 0; r < kForwardRows; ++r) {
@@ -175,7 +175,7 @@ template <class C>
 void change_group(const GroupBlock<C>& g, const PairRow (&rows)[C::kRows], typename C::Acc factor, typename C::Acc* s) {
   for (int64_t r = 0; r < C::kRows; ++r) {
     if (g.first[r] >= g.last[r]) continue;
-    change_scores<typename C::Acc>(*g.pairs.rule, rows[r], s + r * kScoreStride, g.first[r], g.last[r], factor,
+    change_scores<typename C::Acc>(*g.pairs.rule, rows[r], s + r * kScoreStride, {g.first[r], g.last[r]}, factor,
                                    nullptr);
   }
 }
@@ -186,8 +186,8 @@ void drop_group(const GroupBlock<C>& g, const PairRow (&rows)[C::kRows], typenam
   const PhiloxKey key(g.pairs.rule->seed, g.pairs.rule->offset);
   for (int64_t r = 0; r < C::kRows; ++r) {
     if (g.first[r] >= g.last[r]) continue;
-    draw_row(key, *g.pairs.rule, rows[r], keep, g.first[r], g.last[r]);
-    drop_weights<C>(p + r * kScoreStride, keep, g.first[r], g.last[r]);
+    draw_row(key, *g.pairs.rule, rows[r], keep, {g.first[r], g.last[r]});
+    drop_weights<C>(p + r * kScoreStride, keep, {g.first[r], g.last[r]});
   }
 }
 
@@ -328,10 +328,14 @@ RINGSPAN_INLINE bool clip_group(GroupBlock<C>& g, const int32_t* first, const in
   return begin < end;
 }
 
-// All row groups of `rows` against one packed block. Rows outside the tile have empty limits.
+// All row groups of `rows` against the packed block at `index`, whose first key is pairs.kv_row. Rows outside the tile
+// have empty limits.
 template <class C>
-void attend_block(const ForwardWave& wave, const ForwardScratch<C>& s, int64_t index, int64_t row_begin,
-                  int64_t row_end, int64_t block_begin, const PairBlock& pairs, kernel::Ahead* ahead) {
+void attend_block(const ForwardWave& wave, const ForwardJob& job, const ForwardScratch<C>& s, const TileRows& rows,
+                  int64_t index, const PairBlock& pairs) {
+  const int64_t row_begin = rows.row_begin - pairs.q_row, row_end = rows.row_end - pairs.q_row;
+  // Limits count from the first key of the job.
+  const int64_t block_begin = pairs.kv_row - job.kv_begin;
   const PackedDims<C> qk(wave.q.dim), v(wave.v.dim);
   GroupBlock<C> g;
   g.k = reinterpret_cast<const typename C::Word*>(wave.packed_k + index * wave.sizes.k_block_bytes);
@@ -343,7 +347,7 @@ void attend_block(const ForwardWave& wave, const ForwardScratch<C>& s, int64_t i
   const auto factor = static_cast<typename C::Acc>(__builtin_fabs(wave.scale));
   g.factor = pairs.changes_scores() ? 1 : factor;
   g.pairs = pairs;
-  g.ahead = ahead;
+  g.ahead = job.ahead;
   typename C::Acc alpha[64 / sizeof(typename C::Acc) + C::kRows];
   for (int64_t row = row_begin / C::kRows * C::kRows; row < row_end; row += C::kRows) {
     if (!clip_group(g, s.first + row, s.last + row, block_begin, wave.sizes.block_kv)) continue;
@@ -365,7 +369,7 @@ void attend_block(const ForwardWave& wave, const ForwardScratch<C>& s, int64_t i
 
 // The state of the block's rows as the caller keeps it; rows beyond the tensor are empty.
 template <class C>
-void load_state(const ForwardWave& wave, const RowPlace& first, const ForwardScratch<C>& s, int64_t v_panels) {
+void load_state(const ForwardWave& wave, const RowIndex& first, const ForwardScratch<C>& s, int64_t v_panels) {
   for (int64_t r = 0; r < kForwardRows; ++r) {
     const RowState<C> row = s.state.row(r, v_panels);
     if (first.row + r < wave.tiles.q_len) {
@@ -377,7 +381,7 @@ void load_state(const ForwardWave& wave, const RowPlace& first, const ForwardScr
 }
 
 template <class C>
-void store_state(const ForwardWave& wave, const RowPlace& first, const ForwardScratch<C>& s, int64_t v_panels) {
+void store_state(const ForwardWave& wave, const RowIndex& first, const ForwardScratch<C>& s, int64_t v_panels) {
   const int64_t count = smaller(kForwardRows, wave.tiles.q_len - first.row);
   for (int64_t r = 0; r < count; ++r) {
     store_row_state(wave, {first.batch, first.head, first.row + r}, s.state.row(r, v_panels), s.row);
@@ -396,13 +400,11 @@ RINGSPAN_INLINE void attend_tile(const ForwardWave& wave, const ForwardJob& job,
   kernel::fill_row_limits(*rows.tile, rows.row_begin, row_end - row_begin, {job.kv_begin, job.kv_end},
                           s.first + row_begin, s.last + row_begin);
   const int64_t block_end = ceil_div(col_end - wave.kv_begin, block_kv);
-  PairBlock pairs{rule_at_work(wave.pairs), kernel::place_of(*rows.tile), job.batch, job.head, q_begin, job.kv_begin};
+  PairBlock pairs{rule_at_work(wave.pairs), kernel::axes_of(*rows.tile), job.batch, job.head, q_begin, job.kv_begin};
   if (wave.pairs.mask.data) trim_masked(pairs, row_begin, row_end, s.first, s.last);
   for (int64_t block = (col_begin - wave.kv_begin) / block_kv; block < block_end; ++block) {
     pairs.kv_row = wave.kv_begin + block * block_kv;
-    // Limits count from the first key of the job.
-    const int64_t block_begin = pairs.kv_row - job.kv_begin;
-    attend_block(wave, s, packed_index(wave, group, block), row_begin, row_end, block_begin, pairs, job.ahead);
+    attend_block(wave, job, s, rows, packed_index(wave, group, block), pairs);
   }
 }
 
@@ -411,7 +413,7 @@ void forward_run(const ForwardWave& wave, const ForwardJob& job, Byte* memory) {
   Carver carver(memory);
   const PackedDims<C> qk(wave.q.dim), v(wave.v.dim);
   ForwardScratch<C> s(carver, qk, v);
-  const RowPlace first{job.batch, job.head, job.q_block * kForwardRows};
+  const RowIndex first{job.batch, job.head, job.q_block * kForwardRows};
   if (job.partial) {
     Carver partial(job.partial);
     s.state = ForwardState<C>(partial, v.panels);
@@ -438,7 +440,7 @@ void forward_merge(const ForwardWave& wave, const MergeJob& job, Byte* memory) {
   Carver carver(memory);
   const PackedDims<C> qk(wave.q.dim), v(wave.v.dim);
   const ForwardScratch<C> s(carver, qk, v);
-  const RowPlace first{job.batch, job.head, job.q_block * kForwardRows};
+  const RowIndex first{job.batch, job.head, job.q_block * kForwardRows};
   load_state(wave, first, s, v.panels);
   for (int64_t i = 0; i < job.num_partials; ++i) {
     Carver partial(const_cast<Byte*>(job.partials) + i * wave.sizes.partial_bytes);

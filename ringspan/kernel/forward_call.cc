@@ -36,11 +36,12 @@ struct WeighedJob {
 
 class ForwardCall {
  public:
-  ForwardCall(const ForwardArgs& args, const KernelTable& table, const ForwardSizes& sizes, const Parallel& parallel)
+  ForwardCall(const ForwardArgs& args, const CallResources& resources, const ForwardSizes& sizes)
       : args_(args),
-        table_(table),
+        resources_(resources),
+        table_(resources.table),
         sizes_(sizes),
-        parallel_(parallel),
+        parallel_(resources.parallel),
         kv_heads_(args.k.heads()),
         heads_per_kv_(args.q.heads() / args.k.heads()),
         kv_len_(args.k.rows()),
@@ -48,7 +49,7 @@ class ForwardCall {
         index_(args.tiles, args.q.batch(), args.q.rows(), kv_len_, sizes.block_q),
         wave_(forward_wave(args)) {}
 
-  void run(Workspace& workspace);
+  void run();
 
  private:
   void plan_spans();
@@ -57,7 +58,7 @@ class ForwardCall {
     return several_chunks && args_.begin && args_.finish && !args_.state.acc.is_given();
   }
   int64_t own_state_row_bytes() const { return (args_.v.dim() + 2) * size_of(accumulator_of(args_.q.dtype)); }
-  void place(Arena& arena);
+  void lay_out(Arena& arena);
   void point_state(const Span& span);
   void plan_jobs(const Span& span);
   int64_t most_parts(const Span& span) const;
@@ -66,6 +67,7 @@ class ForwardCall {
   void pack(const Span& span);
 
   const ForwardArgs& args_;
+  const CallResources& resources_;
   const KernelTable& table_;
   const ForwardSizes& sizes_;
   const Parallel& parallel_;
@@ -124,7 +126,7 @@ void ForwardCall::plan_long_rows(int64_t blocks_per_wave) {
   }
 }
 
-void ForwardCall::place(Arena& arena) {
+void ForwardCall::lay_out(Arena& arena) {
   wave_.packed_k = arena.take(most_blocks_ * sizes_.k_block_bytes);
   wave_.packed_v = arena.take(most_blocks_ * sizes_.v_block_bytes);
   wave_.v_nonfinite = arena.take(most_blocks_);
@@ -251,28 +253,28 @@ void ForwardCall::run_span(const Span& span) {
            [&](int64_t i, unsigned char* scratch) { table_.forward_merge(wave_, merges_[i], scratch); });
 }
 
-void ForwardCall::run(Workspace& workspace) {
+void ForwardCall::run() {
   const double work = static_cast<double>(args_.q.batch() * args_.q.heads()) * static_cast<double>(args_.q.rows()) *
                       static_cast<double>(kv_len_) * static_cast<double>(args_.q.dim() + args_.v.dim());
   workers_ = count_workers(parallel_, sizes_.scratch_bytes, work);
   wave_.tiles = index_.lists();
   wave_.sizes = sizes_;
-  if (run_narrow(args_, table_, index_, wave_, workers_, workspace, parallel_)) return;
+  if (run_narrow(args_, resources_, index_, wave_, workers_)) return;
   plan_spans();
   Arena count(nullptr);
-  place(count);
-  Arena arena(workspace.reserve(static_cast<std::size_t>(count.used())));
-  place(arena);
+  lay_out(count);
+  Arena arena(resources_.workspace.reserve(static_cast<std::size_t>(count.used())));
+  lay_out(arena);
   for (const Span& span : spans_) run_span(span);
 }
 
 }  // namespace
 
-void run_forward(const ForwardArgs& args, const KernelTable& table, Workspace& workspace, const Parallel& parallel) {
-  if (!args.fixed_order && is_decoding(args)) return run_decode(args, table, workspace, parallel);
+void run_forward(const ForwardArgs& args, const CallResources& resources) {
+  if (!args.fixed_order && is_decoding(args)) return run_decode(args, resources);
   ForwardSizes sizes{};
-  table.forward_sizes(args.q.dim(), args.v.dim(), &sizes);
-  ForwardCall(args, table, sizes, parallel).run(workspace);
+  resources.table.forward_sizes(args.q.dim(), args.v.dim(), &sizes);
+  ForwardCall(args, resources, sizes).run();
 }
 
 }  // namespace ringspan::kernel

@@ -11,6 +11,7 @@
 #include <cstdint>
 
 #include "ringspan/kernel/pair_grid.h"
+#include "ringspan/shape/head_dim.h"
 
 namespace ringspan {
 
@@ -46,20 +47,21 @@ struct TileLists {
   int64_t q_len, kv_len;
 };
 
+// Key/value rows [begin, end).
 struct KvRange {
   int64_t begin, end;
 };
 
 // Columns that rows [row, row + count) of the tensor keep, as [first, last) relative to kv.begin and clamped to
-// [0, kv.end - kv.begin]. Both ends never move left from row to row. Not inline on purpose.
+// [0, kv.end - kv.begin]. Both ends never move left from row to row. Not inline: see above.
 void fill_row_limits(const Tile& tile, int64_t row, int64_t count, KvRange kv, int32_t* first, int32_t* last) noexcept;
 
-// Where a tile's rows and columns lie, see tile.h.
-struct TilePlace {
+// How a tile's rows and columns count: the first of each, its position, positions from one to the next; see tile.h.
+struct TileAxes {
   int64_t q_row0, q_pos0, q_stride;
   int64_t kv_row0, kv_pos0, kv_stride;
 };
-TilePlace place_of(const Tile& tile) noexcept;
+TileAxes axes_of(const Tile& tile) noexcept;
 
 // PairInputs as kernels read them.
 struct PairRule {
@@ -128,9 +130,9 @@ struct ForwardWave {
   int64_t heads_per_kv, kv_heads;
   int64_t first_group;                 // group = batch entry * kv_heads + kv head
   int64_t kv_begin, kv_end;            // kv_begin is a multiple of block_kv
-  int64_t blocks_per_group;            // places; block i has place i % blocks_per_group
-  unsigned char *packed_k, *packed_v;  // [group][place]
-  uint8_t* v_nonfinite;                // [group][place]
+  int64_t blocks_per_group;            // slots; block i lies in slot i % blocks_per_group
+  unsigned char *packed_k, *packed_v;  // [group][slot]
+  uint8_t* v_nonfinite;                // [group][slot]
   unsigned char* partials;
   int32_t load, finish;  // the state goes on from earlier; the rows end here
   TileLists tiles;
@@ -176,8 +178,8 @@ struct BackwardStep {
 
 // Of a q block in the wave's memory: packed by the first job that meets it.
 struct QueryProgress {
-  uint32_t packed;  // 0 not yet, 1 somebody is at it, 2 done
-  uint32_t turn;    // whose it is to add to dQ
+  uint32_t packed;  // 0 not begun, 1 in work, 2 packed
+  uint32_t turn;    // how many blocks of keys have added to dQ
 };
 
 struct BackwardJob {
@@ -213,7 +215,8 @@ struct RowDelta {
 
 // ------------------------------------------------------------------------------------------------------------ table
 
-// One per instruction set and compute type. All are noexcept and touch nothing outside their arguments.
+// One per instruction set and compute type. No function of it throws, allocates, or touches memory that its arguments
+// do not lead to.
 struct KernelTable {
   void (*forward_sizes)(int64_t qk_dim, int64_t v_dim, ForwardSizes* sizes);
   // Rows of one block, counted from its first: whole panels. Returns whether V holds an inf or NaN there.

@@ -14,7 +14,7 @@ using kernel::RowDelta;
 // delta = sum(out * dout) - dlse of rows [row_begin, row_end).
 template <class Acc>
 void row_delta(const RowDelta& args, int64_t batch, int64_t head, int64_t row_begin, int64_t row_end) {
-  alignas(64) Acc out[kMaxDim], dout[kMaxDim];
+  alignas(64) Acc out[kMaxHeadDim], dout[kMaxHeadDim];
   const int64_t padded = round_up(args.out.dim, kLanes<Acc>);
   for (int64_t row = row_begin; row < row_end; ++row) {
     fetch_row(out, args.out, row_of(args.out, batch, head, row), padded);

@@ -20,7 +20,7 @@ constexpr int64_t kUnitsPerWorker = 4;
 // A shorter unit would pack much of what its neighbours pack.
 constexpr int64_t kMinUnitBlocks = 8;
 
-// The part of a block of keys that a place of the buffer holds.
+// The part of a block of keys that a slot of the buffer holds.
 struct Held {
   int64_t block;
   KvRange rows;  // counted from the block's first
@@ -50,10 +50,10 @@ class NarrowCall {
 
  private:
   // One query block of one head.
-  struct Place {
+  struct BlockIndex {
     int64_t batch = 0, head = 0, q_block = 0;
   };
-  // A worker's memory. Key block i has place i % buffer_blocks_.
+  // A worker's memory. Key block i lies in slot i % buffer_blocks_.
   struct Buffer {
     unsigned char* scratch = nullptr;
     ForwardWave wave{};
@@ -63,12 +63,12 @@ class NarrowCall {
   int64_t block_bytes() const { return wave_.sizes.k_block_bytes + wave_.sizes.v_block_bytes; }
   void find_keys();
   const KvRange& keys_of(int64_t batch, int64_t q_block) const { return keys_[batch * q_blocks_ + q_block]; }
-  Buffer place(Arena& arena) const;
+  Buffer lay_out(Arena& arena) const;
   void run_unit(int64_t unit, unsigned char* memory) const;
   KvRange rows_in(int64_t block, const KvRange& keys) const;
   void pack(Buffer& buffer, const KvRange& keys) const;
   KvRange missing_keys(const Buffer& buffer, int64_t batch, int64_t q_block) const;
-  Ahead ahead_of(const Buffer& buffer, const Place& place, const Place& next) const;
+  Ahead ahead_of(const Buffer& buffer, const BlockIndex& now, const BlockIndex& next) const;
 
   const ForwardArgs& args_;
   const KernelTable& table_;
@@ -99,7 +99,7 @@ void NarrowCall::find_keys() {
   }
 }
 
-NarrowCall::Buffer NarrowCall::place(Arena& arena) const {
+NarrowCall::Buffer NarrowCall::lay_out(Arena& arena) const {
   Buffer buffer{.scratch = arena.take(wave_.sizes.scratch_bytes), .wave = wave_};
   buffer.wave.packed_k = arena.take(buffer_blocks_ * wave_.sizes.k_block_bytes);
   buffer.wave.packed_v = arena.take(buffer_blocks_ * wave_.sizes.v_block_bytes);
@@ -121,23 +121,23 @@ KvRange NarrowCall::rows_in(int64_t block, const KvRange& keys) const {
 void NarrowCall::pack(Buffer& buffer, const KvRange& keys) const {
   for (int64_t block = keys.begin / wave_.sizes.block_kv; block < divide_up(keys.end, wave_.sizes.block_kv); ++block) {
     const KvRange rows = rows_in(block, keys);
-    const int64_t place = block % buffer_blocks_;
-    Held& held = buffer.held[place];
+    const int64_t slot = block % buffer_blocks_;
+    Held& held = buffer.held[slot];
     if (held.block != block) {
       held = {block, {rows.begin, rows.begin}};
-      buffer.wave.v_nonfinite[place] = 0;
+      buffer.wave.v_nonfinite[slot] = 0;
     }
     const KvRange missing[] = {{rows.begin, held.rows.begin}, {held.rows.end, rows.end}};
     for (const KvRange& part : missing) {
       if (part.begin >= part.end) continue;
-      if (table_.forward_pack(buffer.wave, 0, block, part, buffer.scratch)) buffer.wave.v_nonfinite[place] = 1;
+      if (table_.forward_pack(buffer.wave, 0, block, part, buffer.scratch)) buffer.wave.v_nonfinite[slot] = 1;
     }
     held.rows = {std::min(rows.begin, held.rows.begin), std::max(rows.end, held.rows.end)};
   }
 }
 
 // What the next query block reads: its rows, and its share of the keys that the query block after this one meets first.
-Ahead NarrowCall::ahead_of(const Buffer& buffer, const Place& place, const Place& next) const {
+Ahead NarrowCall::ahead_of(const Buffer& buffer, const BlockIndex& now, const BlockIndex& next) const {
   const auto rows_of = [&](const RawView& view, int64_t head, const KvRange& rows) {
     return AheadRows{
         .next = view.data + next.batch * view.stride[0] + head * view.stride[1] + rows.begin * view.stride[2],
@@ -147,8 +147,8 @@ Ahead NarrowCall::ahead_of(const Buffer& buffer, const Place& place, const Place
   };
   const int64_t q_begin = next.q_block * wave_.sizes.block_q;
   const KvRange q{q_begin, std::min(q_begin + wave_.sizes.block_q, args_.q.rows())};
-  const KvRange missing = missing_keys(buffer, next.batch, place.q_block + 1);
-  const int64_t kv_head = next.head / wave_.heads_per_kv, share = place.head % wave_.heads_per_kv;
+  const KvRange missing = missing_keys(buffer, next.batch, now.q_block + 1);
+  const int64_t kv_head = next.head / wave_.heads_per_kv, share = now.head % wave_.heads_per_kv;
   const auto part_end = [&](int64_t i) {
     return missing.begin + (missing.end - missing.begin) * i / wave_.heads_per_kv;
   };
@@ -161,7 +161,7 @@ Ahead NarrowCall::ahead_of(const Buffer& buffer, const Place& place, const Place
   for (const AheadRows* rows : {&ahead.q, &ahead.k, &ahead.v}) {
     lines += rows->count * divide_up(rows->bytes, kCacheLine);
   }
-  for (const TileRows& rows : index_.rows_of(place.batch, place.q_block)) {
+  for (const TileRows& rows : index_.rows_of(now.batch, now.q_block)) {
     tiles += (rows.row_end - rows.row_begin) * (rows.col_end - rows.col_begin) / kPairsPerTile;
   }
   ahead.lines_per_tile = divide_up(lines, tiles);
@@ -183,7 +183,7 @@ KvRange NarrowCall::missing_keys(const Buffer& buffer, int64_t batch, int64_t q_
 
 void NarrowCall::run_unit(int64_t unit, unsigned char* memory) const {
   Arena arena(reinterpret_cast<std::byte*>(memory));
-  Buffer buffer = place(arena);
+  Buffer buffer = lay_out(arena);
   std::fill_n(buffer.held, buffer_blocks_, Held{-1, {0, 0}});
   const int64_t group = unit / units_per_group_, part = unit % units_per_group_;
   buffer.wave.first_group = group;
@@ -197,10 +197,10 @@ void NarrowCall::run_unit(int64_t unit, unsigned char* memory) const {
     if (!is_empty) pack(buffer, keys);
     for (int64_t head = first_head; head < first_head + wave_.heads_per_kv; ++head) {
       const bool is_last = head + 1 == first_head + wave_.heads_per_kv;
-      const Place place{batch, head, q_block};
-      const Place next{batch, is_last ? first_head : head + 1, q_block + (is_last ? 1 : 0)};
+      const BlockIndex now{batch, head, q_block};
+      const BlockIndex next{batch, is_last ? first_head : head + 1, q_block + (is_last ? 1 : 0)};
       Ahead ahead{};
-      if (next.q_block < end) ahead = ahead_of(buffer, place, next);
+      if (next.q_block < end) ahead = ahead_of(buffer, now, next);
       const ForwardJob job{batch, head, q_block, buffer.wave.kv_begin, buffer.wave.kv_end, nullptr, &ahead};
       table_.forward_run(buffer.wave, job, buffer.scratch);
     }
@@ -215,7 +215,7 @@ void NarrowCall::run(Workspace& workspace, const Parallel& parallel) {
   units_per_group_ = std::clamp<int64_t>(divide_up(workers_ == 1 ? 1 : workers_ * kUnitsPerWorker, groups), 1,
                                          std::max<int64_t>(q_blocks_ / kMinUnitBlocks, 1));
   Arena worker(nullptr);
-  place(worker);
+  lay_out(worker);
   auto* memory =
       reinterpret_cast<unsigned char*>(workspace.reserve(static_cast<std::size_t>(workers_ * worker.used())));
   run_jobs(parallel, workers_, groups * units_per_group_, memory, worker.used(),
@@ -224,13 +224,13 @@ void NarrowCall::run(Workspace& workspace, const Parallel& parallel) {
 
 }  // namespace
 
-bool run_narrow(const ForwardArgs& args, const KernelTable& table, const TileIndex& index, const ForwardWave& wave,
-                int workers, Workspace& workspace, const Parallel& parallel) {
+bool run_narrow(const ForwardArgs& args, const CallResources& resources, const TileIndex& index,
+                const ForwardWave& wave, int workers) {
   // Sizes and tiles decide, never the threads: with few jobs waves split them along the keys, which the bits show.
   if (args.q.batch() * args.q.heads() * index.num_q_blocks() < kEnoughJobs) return false;
-  NarrowCall call(args, table, index, wave, workers);
+  NarrowCall call(args, resources.table, index, wave, workers);
   if (!call.is_narrow()) return false;
-  call.run(workspace, parallel);
+  call.run(resources.workspace, resources.parallel);
   return true;
 }
 

@@ -13,13 +13,14 @@
 #pragma once
 
 #include "ringspan/kernel/attention.h"
+#include "ringspan/kernel/call_support.h"
 #include "ringspan/kernel/kernel_abi.h"
 #include "ringspan/kernel/tile_index.h"
 
 namespace ringspan::kernel {
 
 // Runs the call and returns true where it is one of these. `wave` has the call's tensors, tiles and sizes.
-bool run_narrow(const ForwardArgs& args, const KernelTable& table, const TileIndex& index, const ForwardWave& wave,
-                int workers, Workspace& workspace, const Parallel& parallel);
+bool run_narrow(const ForwardArgs& args, const CallResources& resources, const TileIndex& index,
+                const ForwardWave& wave, int workers);
 
 }  // namespace ringspan::kernel

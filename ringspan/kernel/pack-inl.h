@@ -18,8 +18,6 @@ using kernel::kCacheLine;
 using kernel::RawView;
 using Byte = unsigned char;
 
-constexpr int64_t kMaxDim = 768;
-
 constexpr RINGSPAN_INLINE int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 constexpr RINGSPAN_INLINE int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
 RINGSPAN_INLINE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -104,7 +102,7 @@ RINGSPAN_INLINE void fetch_row(double* dst, const RawView& view, const Byte* row
 // Widens bf16 and fp16. `padded` is a multiple of the lanes.
 inline void fetch_row(float* dst, const RawView& view, const Byte* row, int64_t padded) {
   if (view.element == Element::kF32) return copy_row(dst, view, row, padded);
-  uint16_t copy[kMaxDim + kLanes<float>];
+  uint16_t copy[kMaxHeadDim + kLanes<float>];
   const uint16_t* bits = reinterpret_cast<const uint16_t*>(row);
   int64_t direct = view.dim / kLanes<float> * kLanes<float>;
   if (view.stride[3] != 2 || direct != padded) {
@@ -132,7 +130,7 @@ void scatter_row(const RawView& view, Byte* row, const T* src) {
 RINGSPAN_INLINE void store_row(const RawView& view, Byte* row, const double* src) { scatter_row(view, row, src); }
 inline void store_row(const RawView& view, Byte* row, const float* src) {
   if (view.element == Element::kF32) return scatter_row(view, row, src);
-  uint16_t bits[kMaxDim + kLanes<float>];
+  uint16_t bits[kMaxHeadDim + kLanes<float>];
   const bool bf16 = view.element == Element::kBF16;
   for (int64_t d = 0; d < view.dim; d += kLanes<float>) {
     bf16 ? narrow_bf16(bits + d, load(src + d)) : narrow_fp16(bits + d, load(src + d));
@@ -162,7 +160,7 @@ RINGSPAN_INLINE bool any_nonfinite(const uint16_t* p, int64_t padded) {
 }
 
 // Rows of one block that are to be packed. `covered` has one byte per row.
-struct RowRange {
+struct PackRows {
   const RawView* view;
   int64_t batch, head;
   int64_t begin, end;      // rows of the tensor; beyond `end` the block is filled up with zeros
@@ -188,7 +186,7 @@ struct PackedDims {
 // Row `row` of the range, filled up with zeros to dims.padded elements; zeros where it is not covered. Read in place
 // where it already looks like that, else by way of `buffer`.
 template <class C>
-RINGSPAN_INLINE const typename C::Row* fetch_covered(typename C::Row* buffer, const RowRange& range, int64_t row,
+RINGSPAN_INLINE const typename C::Row* fetch_covered(typename C::Row* buffer, const PackRows& range, int64_t row,
                                                      const PackedDims<C>& dims) {
   using Row = typename C::Row;
   if (row >= range.end || !range.covered[row]) {
@@ -204,7 +202,7 @@ RINGSPAN_INLINE const typename C::Row* fetch_covered(typename C::Row* buffer, co
 
 // Columns form of `rows` rows (a multiple of kCols). `buffer` holds kLanes rows.
 template <class C>
-void pack_columns(typename C::Word* dst, const RowRange& range, int64_t rows, typename C::Row* buffer) {
+void pack_columns(typename C::Word* dst, const PackRows& range, int64_t rows, typename C::Row* buffer) {
   using Word = typename C::Word;
   constexpr int kNum = kLanes<Word>;
   const RawView& view = *range.view;
@@ -263,7 +261,7 @@ RINGSPAN_INLINE void pack_stacked(typename C::Word* dst, const typename C::Row* 
 
 // Stacked panels of `rows` rows. Returns whether inf or NaN was found.
 template <class C>
-bool pack_stacked_block(typename C::Word* dst, const RowRange& range, int64_t rows, int64_t panel_stride,
+bool pack_stacked_block(typename C::Word* dst, const PackRows& range, int64_t rows, int64_t panel_stride,
                         typename C::Row* buffer) {
   const PackedDims<C> dims(range.view->dim);
   bool nonfinite = false;

@@ -15,7 +15,7 @@
 namespace ringspan::RINGSPAN_ISA_NAMESPACE {
 
 using kernel::PairRule;
-using kernel::TilePlace;
+using kernel::TileAxes;
 
 // Columns that are staged at one time.
 constexpr int64_t kPairPiece = 128;
@@ -28,7 +28,7 @@ RINGSPAN_INLINE const PairRule* rule_at_work(const PairRule& rule) {
 // Where a block of scores lies. A null `rule` = nothing changes them.
 struct PairBlock {
   const PairRule* rule;
-  TilePlace place;
+  TileAxes axes;
   int64_t batch, head;
   int64_t q_row, kv_row;  // of the block's row 0 and column 0
 
@@ -45,6 +45,11 @@ RINGSPAN_INLINE const PairGrid& grid_at(const PairRule& rule, int64_t q_pos) {
   return rule.grids[low];
 }
 
+// Columns [begin, end) of a block of scores.
+struct Columns {
+  int64_t begin, end;
+};
+
 // The inputs of one row, seen from the block's column 0.
 struct PairRow {
   const Byte *bias, *mask;
@@ -57,15 +62,15 @@ struct PairRow {
 
 inline PairRow pair_row(const PairBlock& block, int64_t r) {
   const PairRule& rule = *block.rule;
-  const TilePlace& place = block.place;
+  const TileAxes& axes = block.axes;
   const int64_t row = block.q_row + r;
-  const int64_t q_pos = place.q_pos0 + (row - place.q_row0) * place.q_stride;
-  const int64_t kv_pos = place.kv_pos0 + (block.kv_row - place.kv_row0) * place.kv_stride;
+  const int64_t q_pos = axes.q_pos0 + (row - axes.q_row0) * axes.q_stride;
+  const int64_t kv_pos = axes.kv_pos0 + (block.kv_row - axes.kv_row0) * axes.kv_stride;
   PairRow out{};
-  out.kv_stride = place.kv_stride;
+  out.kv_stride = axes.kv_stride;
   if (rule.bias.data) {
     out.bias = row_of(rule.bias, block.batch, block.head, row) + kv_pos * rule.bias.stride[3];
-    out.bias_step = rule.bias.stride[3] * place.kv_stride;
+    out.bias_step = rule.bias.stride[3] * axes.kv_stride;
   }
   int64_t mask_row = row, mask_column = kv_pos;
   if (rule.num_grids > 0) {
@@ -82,7 +87,7 @@ inline PairRow pair_row(const PairBlock& block, int64_t r) {
   }
   if (rule.mask.data) {
     out.mask = row_of(rule.mask, block.batch, block.head, mask_row) + mask_column * rule.mask.stride[3];
-    out.mask_step = rule.mask.stride[3] * place.kv_stride;
+    out.mask_step = rule.mask.stride[3] * axes.kv_stride;
   }
   if (rule.slopes.data) {
     const Byte* slope = row_of(rule.slopes, block.batch, block.head, 0);
@@ -133,16 +138,16 @@ inline void fetch_run(double* dst, const Byte* p, int64_t step, int64_t count, E
 
 // s = cap tanh(s / cap); `derivative` (may be null) gets 1 - tanh^2.
 template <class Acc>
-RINGSPAN_INLINE void cap_scores(Acc* s, int64_t begin, int64_t end, Acc cap, Acc* derivative) {
+RINGSPAN_INLINE void cap_scores(Acc* s, Columns columns, Acc cap, Acc* derivative) {
   const Acc inverse = 1 / cap;
-  for (int64_t c = begin; c < end; c += kLanes<Acc>) {
+  for (int64_t c = columns.begin; c < columns.end; c += kLanes<Acc>) {
     const Vector<Acc> t = tanh<Acc>(load(s + c) * inverse);
     store(s + c, t * cap);
     if (derivative) store(derivative + c, Acc{1} - t * t);
   }
 }
 
-// -inf wins over whatever the score is: a masked key may hold NaN.
+// A bias of -inf masks a score of NaN too: a masked key may hold anything.
 template <class Acc>
 RINGSPAN_INLINE void add_bias(Acc* s, const PairRow& row, const PairRule& rule, int64_t begin, int64_t end) {
   constexpr Acc kInf = __builtin_inff();
@@ -192,16 +197,17 @@ RINGSPAN_INLINE void subtract_slope(Acc* s, const PairRow& row, bool of_root, in
   }
 }
 
-// Products q.k to scores: `factor`, cap, bias, slope and mask, for the columns [begin, end) of one row. Others of the
-// same vectors may change too. `derivative`: of the cap, for the same columns; may be null.
+// Products q.k to scores: `factor`, cap, bias, slope and mask, for some columns of one row. Others of the same vectors
+// may change too. `derivative`: of the cap, for the same columns; may be null.
 template <class Acc>
-__attribute__((noinline)) void change_scores(const PairRule& rule, const PairRow& row, Acc* s, int64_t begin,
-                                             int64_t end, Acc factor, Acc* derivative) {
+__attribute__((noinline)) void change_scores(const PairRule& rule, const PairRow& row, Acc* s, Columns columns,
+                                             Acc factor, Acc* derivative) {
+  const auto [begin, end] = columns;
   const int64_t whole_begin = begin / kLanes<Acc> * kLanes<Acc>, whole_end = round_up(end, kLanes<Acc>);
   if (factor != 1) {
     for (int64_t c = whole_begin; c < whole_end; c += kLanes<Acc>) store(s + c, load(s + c) * factor);
   }
-  if (rule.softcap != 0) cap_scores(s, whole_begin, whole_end, static_cast<Acc>(rule.softcap), derivative);
+  if (rule.softcap != 0) cap_scores(s, {whole_begin, whole_end}, static_cast<Acc>(rule.softcap), derivative);
   for (int64_t c = begin; c < end; c += kPairPiece) {
     const int64_t piece_end = smaller(c + kPairPiece, end);
     if (row.bias) add_bias(s, row, rule, c, piece_end);
@@ -210,9 +216,10 @@ __attribute__((noinline)) void change_scores(const PairRule& rule, const PairRow
   }
 }
 
-// keep[c] = all ones where the pair of column c is kept, else 0, for [begin, end).
+// keep[c] = all ones where the pair of column c is kept, else 0.
 inline __attribute__((noinline)) void draw_row(const PhiloxKey& key, const PairRule& rule, const PairRow& row,
-                                               uint32_t* keep, int64_t begin, int64_t end) {
+                                               uint32_t* keep, Columns columns) {
+  const auto [begin, end] = columns;
   const uint64_t first = row.index + static_cast<uint64_t>(begin) * static_cast<uint64_t>(row.kv_stride);
   if (row.kv_stride == 1) {
     draw_run(key, first, end - begin, rule.threshold, keep + begin);
@@ -234,7 +241,8 @@ RINGSPAN_INLINE auto kept_lanes(const uint32_t* keep) {
 
 // Weights of dropped pairs become 0.
 template <class C>
-RINGSPAN_INLINE void drop_weights(typename C::Word* p, const uint32_t* keep, int64_t begin, int64_t end) {
+RINGSPAN_INLINE void drop_weights(typename C::Word* p, const uint32_t* keep, Columns columns) {
+  const auto [begin, end] = columns;
   if constexpr (C::kPair == 1) {
     for (int64_t c = begin; c < end; ++c) p[c] = keep[c] ? p[c] : 0;
   } else {
@@ -302,13 +310,14 @@ __attribute__((noinline)) void trim_masked(const PairBlock& block, int64_t begin
   }
 }
 
-// The gradient of the bias for the columns [begin, end) of one row: += bias_factor * ds.
+// The gradient of the bias for some columns of one row: += bias_factor * ds.
 template <class Acc>
 RINGSPAN_INLINE void add_bias_gradient(const RawView& dbias, const PairBlock& block, int64_t r, const Acc* ds,
-                                       int64_t begin, int64_t end) {
-  const TilePlace& place = block.place;
-  const int64_t kv_pos = place.kv_pos0 + (block.kv_row + begin - place.kv_row0) * place.kv_stride;
-  const int64_t step = dbias.stride[3] * place.kv_stride;
+                                       Columns columns) {
+  const auto [begin, end] = columns;
+  const TileAxes& axes = block.axes;
+  const int64_t kv_pos = axes.kv_pos0 + (block.kv_row + begin - axes.kv_row0) * axes.kv_stride;
+  const int64_t step = dbias.stride[3] * axes.kv_stride;
   const auto factor = static_cast<Acc>(block.rule->bias_factor);
   Byte* p = row_of(dbias, block.batch, block.head, block.q_row + r) + kv_pos * dbias.stride[3];
   int64_t c = begin;

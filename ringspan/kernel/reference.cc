@@ -150,17 +150,19 @@ DenseState initial_state(const ForwardArgs& args) {
 }
 
 // A score of -inf adds nothing, and must not meet a maximum of -inf: their difference is NaN. `value`: the factor of v.
-void add_pair(double score, double value, const ConstTensorView& v, const Pair& pair, double* m, double* l,
-              double* acc) {
+void add_pair(double score, double value, const ConstTensorView& v, const Pair& pair, DenseState* state) {
   if (score == -kInfinity) return;
-  if (score > *m) {
-    const double shrink = std::exp(*m - score);
-    *l *= shrink;
+  double& m = state->max.at(pair.b, pair.n, pair.i);
+  double& l = state->sum.at(pair.b, pair.n, pair.i);
+  double* acc = state->acc.row(pair.b, pair.n, pair.i);
+  if (score > m) {
+    const double shrink = std::exp(m - score);
+    l *= shrink;
     for (int64_t d = 0; d < v.dim(); ++d) acc[d] *= shrink;
-    *m = score;
+    m = score;
   }
-  const double weight = std::exp(score - *m);
-  *l += weight;
+  const double weight = std::exp(score - m);
+  l += weight;
   if (value == 0) return;
   for (int64_t d = 0; d < v.dim(); ++d) acc[d] += value * weight * load(v, pair.b, pair.kv_head, pair.j, d);
 }
@@ -245,10 +247,8 @@ void add_pair_gradient(const BackwardArgs& args, const Pair& pair, DenseGradient
 void attend_reference(const ForwardArgs& args) {
   DenseState state = initial_state(args);
   for_each_pair(args.tiles, args.q.heads(), args.k.heads(), [&](const Pair& pair) {
-    const auto [b, n, kv_head, i, j, q_pos, kv_pos] = pair;
     const double score = score_of(args.q, args.k, args.scale, args.pairs, pair).value;
-    add_pair(score, is_dropped(args.pairs, pair) ? 0 : 1, args.v, pair, &state.max.at(b, n, i), &state.sum.at(b, n, i),
-             state.acc.row(b, n, i));
+    add_pair(score, is_dropped(args.pairs, pair) ? 0 : 1, args.v, pair, &state);
   });
   if (args.finish) {
     add_sinks(args.sink, state);

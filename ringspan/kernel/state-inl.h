@@ -16,7 +16,8 @@ struct RowState {
   int64_t panels, panel_stride;
 };
 
-struct RowPlace {
+// A row of the call's tensors.
+struct RowIndex {
   int64_t batch, head, row;
 };
 
@@ -31,7 +32,7 @@ RINGSPAN_INLINE void set_identity(const RowState<C>& state) {
 
 // The caller's row, or the identity where nothing came before. `buffer` holds panels * kCols elements.
 template <class C>
-RINGSPAN_INLINE void load_row_state(const ForwardWave& wave, const RowPlace& at, const RowState<C>& state,
+RINGSPAN_INLINE void load_row_state(const ForwardWave& wave, const RowIndex& at, const RowState<C>& state,
                                     typename C::Acc* buffer) {
   using Acc = typename C::Acc;
   if (!wave.load) return set_identity(state);
@@ -46,7 +47,7 @@ RINGSPAN_INLINE void load_row_state(const ForwardWave& wave, const RowPlace& at,
 // The sink of a head joins a row that ends here, as one more key whose value is 0; returns what o is to be multiplied
 // with.
 template <class Acc>
-RINGSPAN_INLINE Acc join_sink(const ForwardWave& wave, const RowPlace& at, Acc& m, Acc& l) {
+RINGSPAN_INLINE Acc join_sink(const ForwardWave& wave, const RowIndex& at, Acc& m, Acc& l) {
   constexpr Acc kInf = __builtin_inff();
   if (!wave.sink.data) return 1;
   const Acc sink = load_scalar<Acc>(row_of(wave.sink, 0, at.head, 0));
@@ -64,7 +65,7 @@ RINGSPAN_INLINE Acc join_sink(const ForwardWave& wave, const RowPlace& at, Acc& 
 // Back to the caller's state, or, where the row ends here, to the output. An empty row becomes the one that
 // softmax_state.h defines.
 template <class C>
-RINGSPAN_INLINE void store_row_state(const ForwardWave& wave, const RowPlace& at, const RowState<C>& state,
+RINGSPAN_INLINE void store_row_state(const ForwardWave& wave, const RowIndex& at, const RowState<C>& state,
                                      typename C::Acc* buffer) {
   using Acc = typename C::Acc;
   constexpr Acc kInf = __builtin_inff();

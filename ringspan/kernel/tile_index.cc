@@ -43,7 +43,7 @@ std::vector<uint8_t> mark_covered(const std::vector<int64_t>& changes, int64_t b
 
 }  // namespace
 
-TilePlace place_of(const Tile& tile) noexcept {
+TileAxes axes_of(const Tile& tile) noexcept {
   return {tile.q_row0, tile.q_pos0, tile.q_stride, tile.kv_row0, tile.kv_pos0, tile.kv_stride};
 }
 

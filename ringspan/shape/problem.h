@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "ringspan/base/dtype.h"
+#include "ringspan/shape/head_dim.h"
 #include "ringspan/shape/segment.h"
 
 namespace ringspan {
@@ -38,8 +39,8 @@ struct Problem {
   int64_t kv_heads = 1;  // divides q_heads; query head h reads KV head h / (q_heads / kv_heads)
   int64_t q_len = 0;     // tokens of the whole query sequence
   int64_t kv_len = 0;    // tokens of the whole key/value sequence
-  int64_t qk_dim = 0;    // head dim of q and k, 1..768
-  int64_t v_dim = 0;     // head dim of v and out, 1..768
+  int64_t qk_dim = 0;    // head dim of q and k, 1..kMaxHeadDim
+  int64_t v_dim = 0;     // head dim of v and out, 1..kMaxHeadDim
   DType dtype = DType::kF32;
   Layout layout = Layout::kBNSD;
   double scale = 0;  // scores are scale * (q . k); default_scale() where the user gave none

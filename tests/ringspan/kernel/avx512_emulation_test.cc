@@ -37,10 +37,10 @@ const kernel::KernelTable& table_for(DType dtype, bool has_bf16_dot) {
 
 Kernels emulated_kernels(bool has_bf16_dot) {
   return {[=](const ForwardArgs& args, Workspace& workspace, const Parallel& parallel) {
-            kernel::run_forward(args, table_for(args.q.dtype, has_bf16_dot), workspace, parallel);
+            kernel::run_forward(args, {table_for(args.q.dtype, has_bf16_dot), workspace, parallel});
           },
           [=](const BackwardArgs& args, Workspace& workspace, const Parallel& parallel) {
-            kernel::run_backward(args, table_for(args.q.dtype, has_bf16_dot), workspace, parallel);
+            kernel::run_backward(args, {table_for(args.q.dtype, has_bf16_dot), workspace, parallel});
           }};
 }
 
