@@ -62,6 +62,9 @@ class RankRun {
     }
   }
 
+  // A judge has its own order and does not follow plan/walk.h. It lets gradients arrive before the step posts, where
+  // the walk waits for them after the tiles: the same, since no gradient may be posted before the tiles
+  // (prove_transfers) and a step that adds to one waits for it first.
   void begin_step(size_t s) {
     if (s >= steps().size()) return;
     const Step& step = steps()[s];
