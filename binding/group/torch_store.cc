@@ -51,6 +51,7 @@ TorchStore::TorchStore(const Group& group, Exchange exchange, const RankPlan& pa
     : group_(group), kind_(exchange), part_(part), uses_(part, steps), options_(like.options().requires_grad(false)) {
   if (group.size == 1) return;
   exchange_ = exchange == Exchange::kP2p ? make_p2p(group) : make_all_to_all(group);
+  if (exchange == Exchange::kAllGather) all_gather_ = make_all_gather(group);
 }
 
 TorchStore::~TorchStore() {
@@ -59,13 +60,9 @@ TorchStore::~TorchStore() {
   int64_t lost = -1;
   for (Journey& journey : journeys_) {
     try {
-      if (journey.is_sent) exchange_->finish(journey.flight, lost);
+      if (journey.way) journey.way->finish(journey.flight, lost);
     } catch (const std::exception&) {
     }
-  }
-  try {
-    if (gather_is_under_way_) wait_gathered(gathered_);
-  } catch (const std::exception&) {
   }
 }
 
@@ -122,7 +119,6 @@ at::Tensor TorchStore::slot(Payload payload, int64_t slot, int64_t rows, const H
 
 at::Tensor TorchStore::tensor(Payload payload, const Operand& operand) {
   if (operand.slot == kOwnSlot) return own(payload);
-  if (gathered_.defined() && !is_gradient(payload) && is_of_kv(payload)) return gathered_shard(payload, operand.owner);
   return slot(payload, operand.slot, operand.rows, heads_of(payload, part_.problem, operand));
 }
 
@@ -150,15 +146,9 @@ void TorchStore::post(std::span<const Transfer> transfers) {
   if (transfers.empty()) return;
   for (const Transfer& transfer : transfers) {
     if (transfer.is_sent()) continue;
-    journeys_.push_back({transfer.needed_by, is_gradient(transfer.payload), &transfer, {}, false, {{&transfer, {}}}});
+    journeys_.push_back({transfer.needed_by, is_gradient(transfer.payload), &transfer, {}, nullptr, {{&transfer, {}}}});
   }
-  for (const Post& post : posts_of(transfers, part_.problem)) {
-    if (!post.gradients && gathers()) {
-      gather();
-    } else {
-      post_message(post);
-    }
-  }
+  for (const Post& post : posts_of(transfers, part_.problem)) post_message(post);
 }
 
 void TorchStore::post_message(const Post& post) {
@@ -175,13 +165,15 @@ void TorchStore::post_message(const Post& post) {
       slots_.erase({transfer->payload, transfer->to.slot});
     }
   }
-  message.send = pack(post, message.sent);
+  const bool gathers = is_gathered(post, kind_);
+  message.send = gathers ? pack_padded(post) : pack(post, message.sent);
   message.tag = ((post.transfers.front()->step * 2 + (post.gradients ? 1 : 0)) * 4 + static_cast<int64_t>(post.kind));
   Journey journey{post.needed_by, post.gradients, named};
-  guard_peer(*named, exchange_->collective(), [&](int64_t& lost) {
-    journey.flight = exchange_->start(message, lost);
-    journey.is_sent = true;
-    if (waits_at_post()) exchange_->finish(journey.flight, lost);
+  FlatExchange* const way = gathers ? all_gather_.get() : exchange_.get();
+  guard_peer(*named, way->collective(), [&](int64_t& lost) {
+    journey.flight = way->start(message, lost);
+    journey.way = way;
+    if (waits_at_post()) way->finish(journey.flight, lost);
   });
   take_pieces(post, journey);
   journeys_.push_back(std::move(journey));
@@ -210,6 +202,24 @@ at::Tensor TorchStore::pack(const Post& post, std::vector<int64_t>& sent) {
   return flat;
 }
 
+// This rank's rows once, and zeros up to the longest shard.
+at::Tensor TorchStore::pack_padded(const Post& post) {
+  const at::ScalarType dtype = dtype_of(post.transfers.front()->payload);
+  const auto bytes = static_cast<int64_t>(c10::elementSize(dtype));
+  at::Tensor flat = at::empty({gathered_bytes(post, part_.problem) / bytes}, options_.dtype(dtype));
+  int64_t used = 0, dst = -1;
+  for (const Transfer* transfer : post.transfers) {
+    if (transfer->src != part_.rank || (dst >= 0 && transfer->dst != dst)) continue;
+    dst = transfer->dst;
+    const int64_t count = num_elements(*transfer, part_.problem);
+    copy_rows(pieces_of(*transfer, transfer->from, tensor_at(*transfer, transfer->from)),
+              flat.narrow(0, used, count).view(shape_of(*transfer, part_.problem)));
+    used += count;
+  }
+  flat.narrow(0, used, flat.numel() - used).zero_();
+  return flat;
+}
+
 // Whole slots that go to one rank and lie one behind the other, as they do where they came in one message.
 at::Tensor TorchStore::ready_message(const Post& post) const {
   at::Tensor first;
@@ -230,8 +240,11 @@ at::Tensor TorchStore::ready_message(const Post& post) const {
 }
 
 void TorchStore::take_pieces(const Post& post, Journey& journey) {
+  const bool gathers = is_gathered(post, kind_);
+  const int64_t padded = journey.flight.received.numel() / part_.world;
   int64_t begin = 0;
   for (int64_t src = 0; src < part_.world; ++src) {
+    if (gathers) begin = src * padded;
     for (const Transfer* transfer : post.transfers) {
       if (transfer->src != src || transfer->dst != part_.rank) continue;
       const int64_t count = num_elements(*transfer, part_.problem);
@@ -252,19 +265,15 @@ bool TorchStore::awaits(int64_t step, bool gradients) const {
 }
 
 void TorchStore::wait(int64_t step, bool gradients) {
-  if (!gradients && gather_is_under_way_ && step > 0) {
-    gather_is_under_way_ = false;
-    guard_peer(part_.forward.front().before.back(), "all_gather", [&](int64_t&) { wait_gathered(gathered_); });
-  }
   std::vector<Arrival> arrivals;
   for (auto journey = journeys_.begin(); journey != journeys_.end();) {
     if (!journey->is_due(step, gradients)) {
       ++journey;
       continue;
     }
-    if (journey->is_sent) {
-      guard_peer(*journey->named, exchange_->collective(),
-                 [&](int64_t& lost) { exchange_->finish(journey->flight, lost); });
+    if (journey->way) {
+      guard_peer(*journey->named, journey->way->collective(),
+                 [&](int64_t& lost) { journey->way->finish(journey->flight, lost); });
     }
     arrivals.insert(arrivals.end(), journey->arrivals.begin(), journey->arrivals.end());
     journey = journeys_.erase(journey);
@@ -314,39 +323,6 @@ void TorchStore::guard_peer(const Transfer& named, const char* collective, Actio
                             names_of(named), " of rank ", named.owner, " from rank ", named.src, " to rank ", named.dst,
                             "): ", message_of(error), ". Make a new process group before the next call"));
   }
-}
-
-bool TorchStore::gathers() const { return kind_ == Exchange::kAllGather; }
-
-// All K/V at once; the hops of later steps have nothing left to do.
-void TorchStore::gather() {
-  if (gathered_.defined()) return;
-  const Problem& p = part_.problem;
-  const int64_t longest = *std::max_element(part_.kv_rows.begin(), part_.kv_rows.end());
-  const int64_t padded = p.batch * p.kv_heads * longest * (p.qk_dim + p.v_dim);
-  const at::Tensor flat = at::empty({padded}, options_.dtype(torch_dtype(p.dtype)));
-  int64_t used = 0;
-  for (const Payload payload : {Payload::kK, Payload::kV}) {
-    const at::Tensor tensor = own(payload);
-    flat.narrow(0, used, tensor.numel()).view(tensor.sizes()).copy_(tensor);
-    used += tensor.numel();
-  }
-  flat.narrow(0, used, padded - used).zero_();
-  guard_peer(part_.forward.front().before.back(), "all_gather", [&](int64_t&) {
-    gathered_ = start_all_gather(group_, flat);
-    if (waits_at_post()) wait_gathered(gathered_);
-  });
-  gather_is_under_way_ = true;
-}
-
-at::Tensor TorchStore::gathered_shard(Payload payload, int64_t owner) const {
-  const Problem& p = part_.problem;
-  const int64_t rows = part_.kv_rows[owner], padded = gathered_.numel() / part_.world;
-  const int64_t num_k = p.batch * p.kv_heads * rows * p.qk_dim, num_v = p.batch * p.kv_heads * rows * p.v_dim;
-  if (payload == Payload::kK) {
-    return gathered_.narrow(0, owner * padded, num_k).view({p.batch, p.kv_heads, rows, p.qk_dim});
-  }
-  return gathered_.narrow(0, owner * padded + num_k, num_v).view({p.batch, p.kv_heads, rows, p.v_dim});
 }
 
 }  // namespace ringspan::binding

@@ -53,7 +53,7 @@ class TorchStore final : public Store {
     bool gradients = false;
     const Transfer* named = nullptr;  // for messages
     Flight flight{};
-    bool is_sent = false;
+    FlatExchange* way = nullptr;      // of the flight, where something was sent
     std::vector<Arrival> arrivals{};  // to be copied or added
 
     bool is_due(int64_t step, bool of_gradients) const { return needed_by <= step && gradients == of_gradients; }
@@ -69,27 +69,22 @@ class TorchStore final : public Store {
 
   void post_message(const Post& post);
   at::Tensor pack(const Post& post, std::vector<int64_t>& sent);
+  at::Tensor pack_padded(const Post& post);
   at::Tensor ready_message(const Post& post) const;
   void take_pieces(const Post& post, Journey& journey);
   template <class Action>
   void guard_peer(const Transfer& named, const char* collective, Action&& action) const;
-
-  bool gathers() const;
-  void gather();
-  at::Tensor gathered_shard(Payload payload, int64_t owner) const;
 
   const Group group_;
   const Exchange kind_;
   const RankPlan& part_;
   SlotUses uses_;
   at::TensorOptions options_;
-  std::unique_ptr<FlatExchange> exchange_;
+  std::unique_ptr<FlatExchange> exchange_, all_gather_;
   std::map<Payload, TensorView> own_views_;
   std::map<Payload, at::Tensor> own_;
   std::map<Slot, at::Tensor> slots_;
   std::list<Journey> journeys_;  // in the order of posting
-  at::Tensor gathered_;          // exchange all_gather: K/V of all ranks, each padded to the longest shard
-  bool gather_is_under_way_ = false;
 };
 
 }  // namespace ringspan::binding

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+import warnings
+
+import torch
 
 from ringspan.numbers import shown
 
@@ -35,6 +38,20 @@ def check_schedule(schedule: object) -> None:
         f"schedule is {schedule!r}; give one of {names}, ringspan.hybrid(ulysses=, ring=) or "
         "ringspan.double_ring(inner=, outer=)"
     )
+
+
+def schedule_of_call(schedule: str, exchange: str) -> str:
+    """`schedule`; gather where a ring is asked to exchange by all_gather, as it could in the version before."""
+    if schedule != "ring" or exchange != "all_gather":
+        return schedule
+    if not torch.compiler.is_compiling():
+        warnings.warn(
+            'schedule="ring" with exchange="all_gather" runs schedule gather and will be refused by the next version; '
+            'use schedule="gather", exchange="all_gather"',
+            FutureWarning,
+            stacklevel=2,
+        )
+    return "gather"
 
 
 def _named(kind: str, **counts: int) -> str:

@@ -14,6 +14,7 @@
 
 #include "ringspan/plan/schedules/builder.h"
 #include "ringspan/plan/slot_uses.h"
+#include "ringspan/plan/walk.h"
 
 namespace ringspan::detail {
 namespace {
@@ -65,22 +66,60 @@ class Replay {
 
   int64_t run(int64_t always) {
     memory_.allocate(always);
-    if (gathers()) gather();
-    for (const Step& step : steps()) {
-      wait(step.step, false);
-      post(step.before);
-      if (step.computes) begin(step);
-      wait(step.step, true);
-      post(step.after);
-    }
-    for (const bool gradients : {false, true}) wait(kEnd, gradients);
+    walk(steps(), *this);
     return memory_.most();
+  }
+
+  // The acts of the walk.
+  void post(std::span<const Transfer> transfers) {
+    if (!exchange_) {
+      for (const Transfer& t : transfers) post_alone(t);
+      return;
+    }
+    for (const Transfer& t : transfers) {
+      if (!t.is_sent()) flights_.push_back({t.needed_by, is_gradient(t.payload), {}, {}, {&t}});
+    }
+    for (const Post& post : posts_of(transfers, part_.problem)) {
+      post_together(post);
+    }
+  }
+  void wait(int64_t step, bool gradients) {
+    std::vector<Flight> left;
+    for (Flight& flight : flights_) {
+      if (flight.needed_by > step || flight.gradients != gradients) {
+        left.push_back(std::move(flight));
+        continue;
+      }
+      for (const Memory::Block block : flight.copies) memory_.release(block);
+      for (const Transfer* t : flight.moves) make_slot(t->payload, t->to);
+      for (const Memory::Block block : flight.arrived) memory_.release(block);
+    }
+    flights_ = std::move(left);
+    if (!exchange_) return;
+    std::vector<Slot> done;
+    for (const auto& [slot, block] : slots_) {
+      if (is_gradient(slot.first) == gradients && uses_.is_done(slot.first, slot.second, step)) done.push_back(slot);
+    }
+    for (const Slot& slot : done) free_slot(slot);
+  }
+  void compute(const Step& step) {
+    if (!backward_) {
+      for (const Payload payload : results()) make_operand({payload}, step.q, step.q.slot);
+      return;
+    }
+    if (step.dkv.is_computed()) make_operand({Payload::kDk, Payload::kDv}, step.kv, step.dkv.slot);
+    if (!step.dq.is_computed()) return;
+    make_operand({Payload::kDq}, step.q, step.dq.slot);
+    if (part_.problem.bias.has_gradient()) make_operand({Payload::kDbias}, step.q, step.dq.slot);
+    // Queries visit: their gradient is computed apart while the other ranks' part travels.
+    const bool visits = step.q.slot != kOwnSlot && step.kv.slot == kOwnSlot;
+    if (visits && !step.dq.begins && !apart_) {
+      apart_ = memory_.allocate(bytes_in(Payload::kDq, step.q.rows, step.q.head_end - step.q.head_begin));
+    }
   }
 
  private:
   const std::vector<Step>& steps() const { return backward_ ? part_.backward : part_.forward; }
-
-  static constexpr int64_t kEnd = int64_t{1} << 62;
 
   struct Flight {
     int64_t needed_by = 0;
@@ -90,36 +129,12 @@ class Replay {
     std::vector<const Transfer*> moves{};  // rows that are copied out of them
   };
 
-  bool gathers() const {
-    return exchange_ == Exchange::kAllGather && part_.schedule.kind == ScheduleKind::kRing && part_.world > 1;
-  }
-
-  // All K/V, and a padded copy of this rank's until they have come.
-  void gather() {
-    const int64_t shard = padded_shard_bytes(part_, Payload::kK) + padded_shard_bytes(part_, Payload::kV);
-    flights_.push_back({.needed_by = 1, .copies = {memory_.allocate(shard)}});
-    memory_.allocate(shard * part_.world);
-  }
-
-  void post(const std::vector<Transfer>& transfers) {
-    if (!exchange_) {
-      for (const Transfer& t : transfers) post_alone(t);
-      return;
-    }
-    for (const Transfer& t : transfers) {
-      if (!t.is_sent()) flights_.push_back({t.needed_by, is_gradient(t.payload), {}, {}, {&t}});
-    }
-    for (const Post& post : posts_of(transfers, part_.problem)) {
-      if (!post.gradients && gathers()) continue;
-      post_together(post);
-    }
-  }
-
   void post_together(const Post& post) {
     Flight flight{post.needed_by, post.gradients};
-    int64_t sent = 0, received = 0;
+    const bool gathers = is_gathered(post, *exchange_);
+    int64_t sent = gathers ? gathered_bytes(post, part_.problem) : 0, received = part_.world * sent;
     for (const Transfer* t : post.transfers) {
-      (t->src == part_.rank ? sent : received) += bytes_of(*t, part_.problem);
+      if (!gathers) (t->src == part_.rank ? sent : received) += bytes_of(*t, part_.problem);
       if (t->dst == part_.rank && replaces_slot(*t, part_.problem)) free_slot({t->payload, t->to.slot});
     }
     if (!is_ready(post)) flight.copies.push_back(memory_.allocate(sent));
@@ -169,26 +184,6 @@ class Replay {
            part_.problem.dtype != accumulator_of(part_.problem.dtype);
   }
 
-  void wait(int64_t step, bool gradients) {
-    std::vector<Flight> left;
-    for (Flight& flight : flights_) {
-      if (flight.needed_by > step || flight.gradients != gradients) {
-        left.push_back(std::move(flight));
-        continue;
-      }
-      for (const Memory::Block block : flight.copies) memory_.release(block);
-      for (const Transfer* t : flight.moves) make_slot(t->payload, t->to);
-      for (const Memory::Block block : flight.arrived) memory_.release(block);
-    }
-    flights_ = std::move(left);
-    if (!exchange_) return;
-    std::vector<Slot> done;
-    for (const auto& [slot, block] : slots_) {
-      if (is_gradient(slot.first) == gradients && uses_.is_done(slot.first, slot.second, step)) done.push_back(slot);
-    }
-    for (const Slot& slot : done) free_slot(slot);
-  }
-
   void free_slot(const Slot& slot) {
     const auto found = slots_.find(slot);
     if (found == slots_.end()) return;
@@ -233,22 +228,6 @@ class Replay {
     make_slots(payloads, slot, bytes);
   }
 
-  void begin(const Step& step) {
-    if (!backward_) {
-      for (const Payload payload : results()) make_operand({payload}, step.q, step.q.slot);
-      return;
-    }
-    if (step.dkv.is_computed()) make_operand({Payload::kDk, Payload::kDv}, step.kv, step.dkv.slot);
-    if (!step.dq.is_computed()) return;
-    make_operand({Payload::kDq}, step.q, step.dq.slot);
-    if (part_.problem.bias.has_gradient()) make_operand({Payload::kDbias}, step.q, step.dq.slot);
-    // Queries visit: their gradient is computed apart while the other ranks' part travels.
-    const bool visits = step.q.slot != kOwnSlot && step.kv.slot == kOwnSlot;
-    if (visits && !step.dq.begins && !apart_) {
-      apart_ = memory_.allocate(bytes_in(Payload::kDq, step.q.rows, step.q.head_end - step.q.head_begin));
-    }
-  }
-
   const RankPlan& part_;
   std::optional<Exchange> exchange_;
   bool backward_;
@@ -269,12 +248,6 @@ int64_t sum_bytes(const RankPlan& part) { return size_of(accumulator_of(part.pro
 bool sums_apart(const RankPlan& part) { return part.problem.dtype != accumulator_of(part.problem.dtype); }
 
 }  // namespace
-
-int64_t padded_shard_bytes(const RankPlan& part, Payload payload) {
-  const PayloadSize size = size_of(payload, part.problem);
-  const int64_t longest = *std::max_element(part.kv_rows.begin(), part.kv_rows.end());
-  return size.batch * size.heads * longest * size.dim * size.element_bytes;
-}
 
 int64_t forward_peak_bytes(const RankPlan& part, std::optional<Exchange> exchange) {
   const Problem& p = part.problem;

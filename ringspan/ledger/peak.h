@@ -10,9 +10,6 @@
 
 namespace ringspan::detail {
 
-// What an all_gather takes from each rank of K or of V: as many rows as the longest shard has.
-int64_t padded_shard_bytes(const RankPlan& part, Payload payload);
-
 int64_t forward_peak_bytes(const RankPlan& part, std::optional<Exchange> exchange);
 int64_t backward_peak_bytes(const RankPlan& part, std::optional<Exchange> exchange);
 
