@@ -142,7 +142,8 @@ void add_ledger(CLI::App& app, int&) {
   const auto options = std::make_shared<LedgerOptions>();
   options->question.add_to(*verb);
   verb->add_option("--exchange", options->exchange,
-                   exchange_help() + ", as PyTorch's groups post; transfers, one by one, as the core's transports do")
+                   exchange_help() +
+                       ", as PyTorch's groups post; transfers, as the core's transports do: p2p by either --grad-route")
       ->capture_default_str();
   CLI::Option* rank = verb->add_option("--rank", options->rank, "Only this rank, step by step");
   verb->add_flag("--all-ranks", options->all_ranks, "Every rank, also of more than 64")->excludes(rank);

@@ -28,7 +28,7 @@ void add_sent(std::vector<SentTensor>& sent, Payload payload, int64_t bytes) {
 
 class PassCounter {
  public:
-  PassCounter(const RankPlan& part, std::optional<Exchange> exchange, bool backward)
+  PassCounter(const RankPlan& part, Exchange exchange, bool backward)
       : part_(part), exchange_(exchange), backward_(backward) {}
 
   StepLedger count(const Step& step) const {
@@ -53,16 +53,14 @@ class PassCounter {
       if (exchange_ == Exchange::kAllGather && !is_gradient(transfer.payload)) continue;
       const int64_t bytes = bytes_of(transfer, part_.problem);
       add_sent(ledger.sent, transfer.payload, bytes);
-      // Both sides know the sizes, so nothing empty is sent; a collective cannot leave it out.
-      if (!exchange_ && bytes > 0) ++ledger.messages;
     }
-    if (!exchange_) return;
     for (const Post& post : posts_of(transfers, part_.problem)) {
       ledger.messages += exchange_ == Exchange::kP2p ? messages_of(post) : 1;
-      if (is_gathered(post, *exchange_)) add_gathered(post, ledger);
+      if (is_gathered(post, exchange_)) add_gathered(post, ledger);
     }
   }
 
+  // Both sides know the sizes, so nothing empty is sent; a collective cannot leave it out.
   int64_t messages_of(const Post& post) const {
     std::set<int64_t> peers;
     for (const Transfer* transfer : post.transfers) {
@@ -78,7 +76,7 @@ class PassCounter {
   }
 
   const RankPlan& part_;
-  std::optional<Exchange> exchange_;
+  Exchange exchange_;
   bool backward_;
 };
 
@@ -105,13 +103,14 @@ RankLedger ledger_of(const RankPlan& part, std::optional<Exchange> exchange) {
                  "ledger: the plan's grad_route is not that of exchange ", exchange ? name_of(*exchange) : "",
                  "; build the plan with route_of()");
   if (exchange) check_exchange(*exchange, part.schedule);
+  const Exchange posted = exchange.value_or(Exchange::kP2p);
   RankLedger ledger{.rank = part.rank};
-  const PassCounter forward(part, exchange, false);
+  const PassCounter forward(part, posted, false);
   for (const Step& step : part.forward) ledger.forward.steps.push_back(forward.count(step));
-  const PassCounter backward(part, exchange, true);
+  const PassCounter backward(part, posted, true);
   for (const Step& step : part.backward) ledger.backward.steps.push_back(backward.count(step));
-  ledger.forward.peak_bytes = detail::forward_peak_bytes(part, exchange);
-  ledger.backward.peak_bytes = detail::backward_peak_bytes(part, exchange);
+  ledger.forward.peak_bytes = detail::forward_peak_bytes(part, posted);
+  ledger.backward.peak_bytes = detail::backward_peak_bytes(part, posted);
   return ledger;
 }
 

@@ -55,8 +55,8 @@ struct RankLedger {
   bool operator==(const RankLedger&) const = default;
 };
 
-// `exchange`: as the torch backend posts; nothing: as the core's transports do, each transfer a message of its own. The
-// plan's grad_route must be the one of the exchange (route_of).
+// `exchange`: as the torch backend posts; the plan's grad_route must be the one of the exchange (route_of). Nothing: as
+// the core's transports do, which is p2p with either route.
 RankLedger ledger_of(const RankPlan& part, std::optional<Exchange> exchange);
 
 // {"rank":, "forward": {"sent_bytes":, "messages":, "kept_pairs":, "flops":, "peak_bytes":, "steps": [{"step":,

@@ -71,7 +71,7 @@ Post::Kind kind_of(Payload payload, const Problem& problem) {
 
 }  // namespace
 
-bool fills_slot(const Transfer& t, const Place& place, const Problem& problem) {
+bool fills_slot(const Transfer& t, const BufferPlace& place, const Problem& problem) {
   return place.slot != kOwnSlot && place.row == 0 && place.stride == 1 && place.rows == t.num_rows() &&
          place.head_begin == t.head_begin && place.head_end == t.head_end && t.batch_begin == 0 &&
          t.batch_end == size_of(t.payload, problem).batch;
@@ -94,6 +94,11 @@ std::vector<Post> posts_of(std::span<const Transfer> transfers, const Problem& p
   }
   std::sort(posts.begin(), posts.end(), [&](const Post& a, const Post& b) { return key_of(a) < key_of(b); });
   return posts;
+}
+
+int64_t tag_of(const Post& post) {
+  constexpr int64_t kNumKinds = 4;
+  return (post.transfers.front()->step * 2 + (post.gradients ? 1 : 0)) * kNumKinds + static_cast<int64_t>(post.kind);
 }
 
 bool is_gathered(const Post& post, Exchange exchange) { return exchange == Exchange::kAllGather && !post.gradients; }

@@ -1,4 +1,4 @@
-// Exchange: how a torch backend posts the transfers of a plan. The core's own transports post each on its own.
+// Exchange: how the transfers of a plan are posted: by a torch backend as asked for, by the core's transports as kP2p.
 #pragma once
 
 #include <cstdint>
@@ -39,8 +39,10 @@ struct Post {
   int64_t needed_by = 0;
   std::vector<const Transfer*> transfers{};  // that are sent, in their order
 };
+// Tells the messages of a pass apart, 8 a step. Those of a pair of ranks that have the same one keep their order.
+int64_t tag_of(const Post& post);
 // Whether the rows are all that the buffer of `place` holds.
-bool fills_slot(const Transfer& transfer, const Place& place, const Problem& problem);
+bool fills_slot(const Transfer& transfer, const BufferPlace& place, const Problem& problem);
 // Whether what arrives is all of its slot, so that the message may serve as the slot.
 bool replaces_slot(const Transfer& transfer, const Problem& problem);
 

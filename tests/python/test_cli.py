@@ -202,7 +202,7 @@ def test_bench_and_report_are_the_modules(tmp_path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("exchange", "messages"), [("transfers", 4), ("p2p", 2), ("all_to_all", 2), ("auto", 2), ("all_gather", 1)]
+    ("exchange", "messages"), [("transfers", 2), ("p2p", 2), ("all_to_all", 2), ("auto", 2), ("all_gather", 1)]
 )
 def test_ledger_of_every_exchange(exchange: str, messages: int) -> None:
     schedule = "gather" if exchange == "all_gather" else "ring"
