@@ -111,7 +111,7 @@ void run(const LedgerOptions& options) {
     posted = parse_exchange(options.exchange);
     question.grad_route = route_of(*posted, question.q_map.world());
   }
-  const std::string exchange = posted ? name_of(*posted) : kTransfers;
+  const std::string exchange(posted ? name_of(*posted) : kTransfers);
   const Plan plan = question.plan();
   if (options.rank) plan.rank(*options.rank);  // an error comes before the first line
   std::vector<int64_t> ranks;
@@ -142,8 +142,8 @@ void add_ledger(CLI::App& app, int&) {
   const auto options = std::make_shared<LedgerOptions>();
   options->question.add_to(*verb);
   verb->add_option("--exchange", options->exchange,
-                   "auto, all_to_all, p2p or all_gather as PyTorch's groups post them; transfers, one by one, as the "
-                   "core's transports do")
+                   exchange_help() +
+                       ", as PyTorch's groups post; transfers, as the core's transports do: p2p by either --grad-route")
       ->capture_default_str();
   CLI::Option* rank = verb->add_option("--rank", options->rank, "Only this rank, step by step");
   verb->add_flag("--all-ranks", options->all_ranks, "Every rank, also of more than 64")->excludes(rank);

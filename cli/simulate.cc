@@ -213,7 +213,7 @@ void add_simulate(CLI::App& app, int& status) {
   verb->add_option("--machine", arguments->machine,
                    "JSON description; `ringspan fit` writes one, python/ringspan/machines has more")
       ->required();
-  verb->add_option("--exchange", arguments->exchange, "auto, all_to_all, p2p or all_gather")->capture_default_str();
+  verb->add_option("--exchange", arguments->exchange, exchange_help())->capture_default_str();
   verb->add_option("--tensor-parallel", arguments->tensor_parallel,
                    "Numbers of neighbouring ranks that split heads, such as 1,2,4: the planner tries each")
       ->delimiter(',');

@@ -22,8 +22,10 @@ Problem problem_of(const Decoded& decoded, const PlanArguments& a) {
 PlanQuestion ask_plan(const PlanArguments& a) {
   const Decoded decoded = decode_arguments(numbers_of(a.spec), a.tables);
   const Exchange exchange = parse_exchange(a.exchange);
-  return {build_plan(problem_of(decoded, a), decoded.mask, decoded.q_map, decoded.kv_map,
-                     parse_schedule_name(a.schedule), route_of(exchange, decoded.world)),
+  const Schedule schedule = parse_schedule_name(a.schedule, exchange);
+  check_exchange(exchange, schedule);
+  return {build_plan(problem_of(decoded, a), decoded.mask, decoded.q_map, decoded.kv_map, schedule,
+                     route_of(exchange, decoded.world)),
           exchange};
 }
 

@@ -99,7 +99,9 @@ string choose_json(const ChoiceQuestion& asked) {
         .shards = asked.shards.vec(),
         .tensor_parallel = asked.tensor_parallel,
     };
-    for (const string& schedule : asked.schedules.vec()) question.schedules.push_back(parse_schedule_name(schedule));
+    for (const string& schedule : asked.schedules.vec()) {
+      question.schedules.push_back(parse_schedule_name(schedule, question.exchange));
+    }
     return to_json(choose_plan(question, machine_from_json(asked.machine)));
   });
 }

@@ -49,6 +49,24 @@ class AllToAll final : public FlatExchange {
   Group group_;
 };
 
+class AllGather final : public FlatExchange {
+ public:
+  explicit AllGather(const Group& group) : group_(group) {}
+
+  Flight start(const Message& message, int64_t&) override {
+    at::Tensor result =
+        call_functional("_c10d_functional::all_gather_into_tensor", {message.send, group_.size, group_.name});
+    count_posted(group_.name, (group_.size - 1) * static_cast<int64_t>(message.send.nbytes()));
+    return {message.send, std::move(result)};
+  }
+
+  void finish(Flight& flight, int64_t&) override { wait_functional(flight.received); }
+  const char* collective() const override { return "all_gather"; }
+
+ private:
+  Group group_;
+};
+
 // Both sides know each other's sizes, so an empty message is not sent at all.
 class P2p final : public FlatExchange {
  public:
@@ -112,13 +130,7 @@ class P2p final : public FlatExchange {
 std::unique_ptr<FlatExchange> make_all_to_all(const Group& group) { return std::make_unique<AllToAll>(group); }
 std::unique_ptr<FlatExchange> make_p2p(const Group& group) { return std::make_unique<P2p>(group); }
 
-at::Tensor start_all_gather(const Group& group, const at::Tensor& flat) {
-  at::Tensor gathered = call_functional("_c10d_functional::all_gather_into_tensor", {flat, group.size, group.name});
-  count_posted(group.name, (group.size - 1) * static_cast<int64_t>(flat.nbytes()));
-  return gathered;
-}
-
-void wait_gathered(const at::Tensor& gathered) { wait_functional(gathered); }
+std::unique_ptr<FlatExchange> make_all_gather(const Group& group) { return std::make_unique<AllGather>(group); }
 
 void set_wait_at_post(bool waits) { wait_at_post = waits; }
 bool waits_at_post() { return wait_at_post; }

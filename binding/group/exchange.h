@@ -39,10 +39,8 @@ class FlatExchange {
 std::unique_ptr<FlatExchange> make_all_to_all(const Group& group);
 // Send and receive. Unsupported where the group has no backend object.
 std::unique_ptr<FlatExchange> make_p2p(const Group& group);
-
-// One all_gather of `flat`, which has the same size on every rank; [size * group] after wait_gathered().
-at::Tensor start_all_gather(const Group& group, const at::Tensor& flat);
-void wait_gathered(const at::Tensor& gathered);
+// `send` goes to every rank and has the same size on each; `sent` and `received` are not read.
+std::unique_ptr<FlatExchange> make_all_gather(const Group& group);
 
 // Whether everything that is posted from now on is also waited for at once, so that nothing travels while a step
 // computes. For the bench, which measures what the overlap hides; changes no bit of any result.

@@ -15,7 +15,7 @@ int64_t num_elements(const Transfer& transfer, const Problem& problem) {
 }
 
 // The transfer's rows of a tensor [batch, heads, rows, dim] at one of its ends.
-std::vector<at::Tensor> pieces_of(const Transfer& transfer, const ringspan::Place& place, const at::Tensor& tensor) {
+std::vector<at::Tensor> pieces_of(const Transfer& transfer, const BufferPlace& place, const at::Tensor& tensor) {
   if (place.slot != kOwnSlot) {
     const int64_t rows = transfer.num_rows(), end = rows == 0 ? place.row : place.row + (rows - 1) * place.stride + 1;
     return {tensor.slice(2, place.row, end, place.stride)};
@@ -48,24 +48,23 @@ std::string names_of(const Transfer& transfer) {
 
 TorchStore::TorchStore(const Group& group, Exchange exchange, const RankPlan& part, const std::vector<Step>& steps,
                        const at::Tensor& like)
-    : group_(group), kind_(exchange), part_(part), uses_(part, steps), options_(like.options().requires_grad(false)) {
+    : SlotBook(part, steps, exchange), options_(like.options().requires_grad(false)) {
   if (group.size == 1) return;
   exchange_ = exchange == Exchange::kP2p ? make_p2p(group) : make_all_to_all(group);
+  if (exchange == Exchange::kAllGather) all_gather_ = make_all_gather(group);
 }
 
 TorchStore::~TorchStore() {
   // After a failure: what still travels may write into our buffers until it is waited for. The first failure is the one
   // that is reported.
   int64_t lost = -1;
-  for (Journey& journey : journeys_) {
+  for (const Journey& journey : journeys()) {
+    const auto flight = flights_.find(&journey);
+    if (flight == flights_.end()) continue;
     try {
-      if (journey.is_sent) exchange_->finish(journey.flight, lost);
+      way_of(journey).finish(flight->second, lost);
     } catch (const std::exception&) {
     }
-  }
-  try {
-    if (gather_is_under_way_) wait_gathered(gathered_);
-  } catch (const std::exception&) {
   }
 }
 
@@ -100,30 +99,22 @@ at::Tensor TorchStore::own(Payload payload) {
   return tensor;
 }
 
-at::Tensor TorchStore::slot(Payload payload, int64_t slot, int64_t rows, const HeadRange& heads) {
-  const auto sized = [&](Payload one) {
-    const PayloadSize size = size_of(one, part_.problem);
-    return std::vector<int64_t>{size.batch, heads.end - heads.begin, rows, size.dim};
-  };
-  at::Tensor& tensor = slots_[{payload, slot}];
-  if (tensor.defined() && tensor.sizes() == sized(payload)) return tensor;
-  if (payload != Payload::kDk && payload != Payload::kDv) {
-    tensor = at::empty(sized(payload), options_.dtype(dtype_of(payload)));
-    return tensor;
-  }
-  // These two travel together, and so are one piece of memory.
-  const std::vector<int64_t> k = sized(Payload::kDk), v = sized(Payload::kDv);
-  const int64_t num_k = c10::multiply_integers(k), num_v = c10::multiply_integers(v);
-  const at::Tensor flat = at::empty({num_k + num_v}, options_.dtype(dtype_of(payload)));
-  slots_[{Payload::kDk, slot}] = flat.narrow(0, 0, num_k).view(k);
-  slots_[{Payload::kDv, slot}] = flat.narrow(0, num_k, num_v).view(v);
-  return slots_[{payload, slot}];
+at::Tensor TorchStore::tensor_in(const Area& area, const std::vector<int64_t>& shape) const {
+  const at::Tensor& memory = memory_.at(area.block);
+  const int64_t element = static_cast<int64_t>(memory.element_size());
+  return memory.narrow(0, area.offset / element, area.bytes / element).view(shape);
+}
+
+at::Tensor TorchStore::flat_in(const Area& area, at::ScalarType dtype) const {
+  if (area.block == kNoBlock) return at::empty({0}, options_.dtype(dtype));
+  return tensor_in(area, {area.bytes / static_cast<int64_t>(c10::elementSize(dtype))});
 }
 
 at::Tensor TorchStore::tensor(Payload payload, const Operand& operand) {
   if (operand.slot == kOwnSlot) return own(payload);
-  if (gathered_.defined() && !is_gradient(payload) && is_of_kv(payload)) return gathered_shard(payload, operand.owner);
-  return slot(payload, operand.slot, operand.rows, heads_of(payload, part_.problem, operand));
+  const PayloadSize size = size_of(payload, part_.problem);
+  const HeadRange heads = heads_of(payload, part_.problem, operand);
+  return tensor_in(slot(payload, operand), {size.batch, heads.end - heads.begin, operand.rows, size.dim});
 }
 
 TensorView TorchStore::view(Payload payload, const Operand& operand) {
@@ -137,158 +128,63 @@ TensorView TorchStore::view(Payload payload, const Operand& operand) {
   return bytes;
 }
 
-at::Tensor TorchStore::tensor_at(const Transfer& transfer, const ringspan::Place& place) {
+at::Tensor TorchStore::tensor_at(const Transfer& transfer, const BufferPlace& place) {
   const bool is_own = place.slot == kOwnSlot;
-  const at::Tensor whole = is_own ? own(transfer.payload)
-                                  : slot(transfer.payload, place.slot, place.rows, {place.head_begin, place.head_end});
+  at::Tensor whole;
+  if (is_own) {
+    whole = own(transfer.payload);
+  } else {
+    const PayloadSize size = size_of(transfer.payload, part_.problem);
+    const Area area = slot(transfer.payload, place.slot, place.rows, {place.head_begin, place.head_end});
+    whole = tensor_in(area, {size.batch, place.head_end - place.head_begin, place.rows, size.dim});
+  }
   const int64_t first_head = is_own ? 0 : place.head_begin;
   return whole.slice(0, transfer.batch_begin, transfer.batch_end)
       .slice(1, transfer.head_begin - first_head, transfer.head_end - first_head);
 }
 
-void TorchStore::post(std::span<const Transfer> transfers) {
-  if (transfers.empty()) return;
-  for (const Transfer& transfer : transfers) {
-    if (transfer.is_sent()) continue;
-    journeys_.push_back({transfer.needed_by, is_gradient(transfer.payload), &transfer, {}, false, {{&transfer, {}}}});
-  }
-  for (const Post& post : posts_of(transfers, part_.problem)) {
-    if (!post.gradients && gathers()) {
-      gather();
-    } else {
-      post_message(post);
-    }
-  }
+void TorchStore::on_make(Block block, int64_t bytes, Payload payload) {
+  const at::ScalarType dtype = dtype_of(payload);
+  memory_[block] = at::empty({bytes / static_cast<int64_t>(c10::elementSize(dtype))}, options_.dtype(dtype));
 }
 
-void TorchStore::post_message(const Post& post) {
-  Message message;
-  message.sent.assign(part_.world, 0);
-  message.received.assign(part_.world, 0);
-  const Transfer* named = post.transfers.front();
-  for (const Transfer* transfer : post.transfers) {
-    if (transfer->dst != part_.rank) continue;
-    message.received[transfer->src] += num_elements(*transfer, part_.problem);
-    if (named->dst != part_.rank) named = transfer;
-    // Nobody reads any more what lay there; the memory may be used again.
-    if (replaces_slot(*transfer, part_.problem)) {
-      slots_.erase({transfer->payload, transfer->to.slot});
-    }
+void TorchStore::on_start(const Journey& journey) {
+  const at::ScalarType dtype = dtype_of(journey.post.transfers.front()->payload);
+  const auto element = static_cast<int64_t>(c10::elementSize(dtype));
+  int64_t packed = 0;
+  for (const MessagePart& piece : journey.packed) {
+    const Transfer& t = *piece.transfer;
+    copy_rows(pieces_of(t, t.from, tensor_at(t, t.from)), tensor_in(piece.area, shape_of(t, part_.problem)));
+    packed += piece.area.bytes;
   }
-  message.send = pack(post, message.sent);
-  message.tag = ((post.transfers.front()->step * 2 + (post.gradients ? 1 : 0)) * 4 + static_cast<int64_t>(post.kind));
-  Journey journey{post.needed_by, post.gradients, named};
-  guard_peer(*named, exchange_->collective(), [&](int64_t& lost) {
-    journey.flight = exchange_->start(message, lost);
-    journey.is_sent = true;
-    if (waits_at_post()) exchange_->finish(journey.flight, lost);
+  Message message{.send = flat_in(journey.sent, dtype), .tag = tag_of(journey.post)};
+  // What a gathered piece is padded with.
+  if (journey.is_gathered) message.send.narrow(0, packed / element, (journey.sent.bytes - packed) / element).zero_();
+  for (const int64_t bytes : journey.sent_bytes) message.sent.push_back(bytes / element);
+  for (const int64_t bytes : journey.received_bytes) message.received.push_back(bytes / element);
+  FlatExchange& way = way_of(journey);
+  guard_peer(journey, [&](int64_t& lost) {
+    Flight& flight = flights_[&journey] = way.start(message, lost);
+    if (waits_at_post()) way.finish(flight, lost);
   });
-  take_pieces(post, journey);
-  journeys_.push_back(std::move(journey));
+  memory_[journey.received.block] = flights_.at(&journey).received;
 }
 
-// What goes to each rank, in the order of the ranks.
-at::Tensor TorchStore::pack(const Post& post, std::vector<int64_t>& sent) {
-  int64_t total = 0;
-  for (const Transfer* transfer : post.transfers) {
-    if (transfer->src != part_.rank) continue;
-    sent[transfer->dst] += num_elements(*transfer, part_.problem);
-    total += num_elements(*transfer, part_.problem);
-  }
-  at::Tensor flat = ready_message(post);
-  if (flat.defined()) return flat;
-  flat = at::empty({total}, options_.dtype(dtype_of(post.transfers.front()->payload)));
-  std::vector<int64_t> next(part_.world, 0);
-  for (int64_t dst = 1; dst < part_.world; ++dst) next[dst] = next[dst - 1] + sent[dst - 1];
-  for (const Transfer* transfer : post.transfers) {
-    if (transfer->src != part_.rank) continue;
-    const int64_t count = num_elements(*transfer, part_.problem);
-    const at::Tensor piece = flat.narrow(0, next[transfer->dst], count).view(shape_of(*transfer, part_.problem));
-    copy_rows(pieces_of(*transfer, transfer->from, tensor_at(*transfer, transfer->from)), piece);
-    next[transfer->dst] += count;
-  }
-  return flat;
-}
-
-// Whole slots that go to one rank and lie one behind the other, as they do where they came in one message.
-at::Tensor TorchStore::ready_message(const Post& post) const {
-  at::Tensor first;
-  int64_t dst = -1, end = 0, total = 0;
-  for (const Transfer* transfer : post.transfers) {
-    if (transfer->src != part_.rank) continue;
-    const auto found = slots_.find({transfer->payload, transfer->from.slot});
-    if (found == slots_.end() || !fills_slot(*transfer, transfer->from, part_.problem)) return {};
-    const at::Tensor& tensor = found->second;
-    const bool follows = !first.defined() || (tensor.is_alias_of(first) && tensor.storage_offset() == end);
-    if (!follows || (dst >= 0 && dst != transfer->dst)) return {};
-    if (!first.defined()) first = tensor;
-    dst = transfer->dst;
-    end = tensor.storage_offset() + tensor.numel();
-    total += tensor.numel();
-  }
-  return first.defined() ? first.as_strided({total}, {1}) : at::Tensor();
-}
-
-void TorchStore::take_pieces(const Post& post, Journey& journey) {
-  int64_t begin = 0;
-  for (int64_t src = 0; src < part_.world; ++src) {
-    for (const Transfer* transfer : post.transfers) {
-      if (transfer->src != src || transfer->dst != part_.rank) continue;
-      const int64_t count = num_elements(*transfer, part_.problem);
-      const at::Tensor rows = journey.flight.received.narrow(0, begin, count).view(shape_of(*transfer, part_.problem));
-      begin += count;
-      if (replaces_slot(*transfer, part_.problem)) {
-        slots_[{transfer->payload, transfer->to.slot}] = rows;
-      } else {
-        journey.arrivals.push_back({transfer, rows});
-      }
-    }
+void TorchStore::on_finish(const std::vector<const Journey*>& journeys) {
+  for (const Journey* journey : journeys) {
+    if (!journey->is_sent()) continue;
+    guard_peer(*journey, [&](int64_t& lost) { way_of(*journey).finish(flights_.at(journey), lost); });
+    flights_.erase(journey);
   }
 }
 
-bool TorchStore::awaits(int64_t step, bool gradients) const {
-  return std::any_of(journeys_.begin(), journeys_.end(),
-                     [&](const Journey& journey) { return journey.is_due(step, gradients); });
-}
-
-void TorchStore::wait(int64_t step, bool gradients) {
-  if (!gradients && gather_is_under_way_ && step > 0) {
-    gather_is_under_way_ = false;
-    guard_peer(part_.forward.front().before.back(), "all_gather", [&](int64_t&) { wait_gathered(gathered_); });
-  }
-  std::vector<Arrival> arrivals;
-  for (auto journey = journeys_.begin(); journey != journeys_.end();) {
-    if (!journey->is_due(step, gradients)) {
-      ++journey;
-      continue;
-    }
-    if (journey->is_sent) {
-      guard_peer(*journey->named, exchange_->collective(),
-                 [&](int64_t& lost) { exchange_->finish(journey->flight, lost); });
-    }
-    arrivals.insert(arrivals.end(), journey->arrivals.begin(), journey->arrivals.end());
-    journey = journeys_.erase(journey);
-  }
-  // In the order of the plan, which is that of the additions; the transfers of a list lie one behind the other.
-  std::stable_sort(arrivals.begin(), arrivals.end(), [](const Arrival& a, const Arrival& b) {
-    return a.transfer->step != b.transfer->step ? a.transfer->step < b.transfer->step : a.transfer < b.transfer;
-  });
-  for (const Arrival& arrival : arrivals) place(arrival);
-  free_slots(step, gradients);
-}
-
-void TorchStore::free_slots(int64_t step, bool gradients) {
-  std::erase_if(slots_, [&](const auto& entry) {
-    const auto [payload, slot] = entry.first;
-    return is_gradient(payload) == gradients && uses_.is_done(payload, slot, step);
-  });
-}
-
-void TorchStore::place(const Arrival& arrival) {
-  const Transfer& transfer = *arrival.transfer;
+void TorchStore::on_arrival(const MessagePart& piece) {
+  const Transfer& transfer = *piece.transfer;
   const std::vector<at::Tensor> targets = pieces_of(transfer, transfer.to, tensor_at(transfer, transfer.to));
-  at::Tensor rows = arrival.rows;
-  if (!rows.defined()) {
+  at::Tensor rows;
+  if (piece.area.block != kNoBlock) {
+    rows = tensor_in(piece.area, shape_of(transfer, part_.problem));
+  } else {
     const std::vector<at::Tensor> sources = pieces_of(transfer, transfer.from, tensor_at(transfer, transfer.from));
     rows = sources.size() == 1 ? sources.front() : at::cat(sources, 2);
   }
@@ -300,53 +196,25 @@ void TorchStore::place(const Arrival& arrival) {
   }
 }
 
-// Runs a c10d action; what it throws becomes the loss of a peer.
+// Runs a c10d action; what it throws becomes the loss of a peer. The transfer that is named is one that arrives.
 template <class Action>
-void TorchStore::guard_peer(const Transfer& named, const char* collective, Action&& action) const {
+void TorchStore::guard_peer(const Journey& journey, Action&& action) const {
   int64_t lost = -1;
   try {
     action(lost);
   } catch (const std::exception& error) {
+    const std::vector<const Transfer*>& transfers = journey.post.transfers;
+    const auto arrives = std::find_if(transfers.begin(), transfers.end(),
+                                      [&](const Transfer* transfer) { return transfer->dst == part_.rank; });
+    const Transfer& named = arrives == transfers.end() ? *transfers.front() : **arrives;
     const int64_t peer = lost >= 0 ? lost : named.dst == part_.rank ? named.src : named.dst;
+    const char* const collective = way_of(journey).collective();
     const std::string doubt =
         *collective ? concat(" or another rank, for an ", collective, " fails as a whole,") : std::string();
     throw_peer_error(concat("rank ", part_.rank, " lost peer ", peer, doubt, " in step ", named.step, " (transfer: ",
                             names_of(named), " of rank ", named.owner, " from rank ", named.src, " to rank ", named.dst,
                             "): ", message_of(error), ". Make a new process group before the next call"));
   }
-}
-
-bool TorchStore::gathers() const { return kind_ == Exchange::kAllGather; }
-
-// All K/V at once; the hops of later steps have nothing left to do.
-void TorchStore::gather() {
-  if (gathered_.defined()) return;
-  const Problem& p = part_.problem;
-  const int64_t longest = *std::max_element(part_.kv_rows.begin(), part_.kv_rows.end());
-  const int64_t padded = p.batch * p.kv_heads * longest * (p.qk_dim + p.v_dim);
-  const at::Tensor flat = at::empty({padded}, options_.dtype(torch_dtype(p.dtype)));
-  int64_t used = 0;
-  for (const Payload payload : {Payload::kK, Payload::kV}) {
-    const at::Tensor tensor = own(payload);
-    flat.narrow(0, used, tensor.numel()).view(tensor.sizes()).copy_(tensor);
-    used += tensor.numel();
-  }
-  flat.narrow(0, used, padded - used).zero_();
-  guard_peer(part_.forward.front().before.back(), "all_gather", [&](int64_t&) {
-    gathered_ = start_all_gather(group_, flat);
-    if (waits_at_post()) wait_gathered(gathered_);
-  });
-  gather_is_under_way_ = true;
-}
-
-at::Tensor TorchStore::gathered_shard(Payload payload, int64_t owner) const {
-  const Problem& p = part_.problem;
-  const int64_t rows = part_.kv_rows[owner], padded = gathered_.numel() / part_.world;
-  const int64_t num_k = p.batch * p.kv_heads * rows * p.qk_dim, num_v = p.batch * p.kv_heads * rows * p.v_dim;
-  if (payload == Payload::kK) {
-    return gathered_.narrow(0, owner * padded, num_k).view({p.batch, p.kv_heads, rows, p.qk_dim});
-  }
-  return gathered_.narrow(0, owner * padded + num_k, num_v).view({p.batch, p.kv_heads, rows, p.v_dim});
 }
 
 }  // namespace ringspan::binding

@@ -1,35 +1,30 @@
-// TorchStore: the plan's slots in tensors, its transfers over c10d. What a step sends to a rank is one flat piece of a
-// message; a piece that is all of a slot becomes the slot, others are copied into it.
+// TorchStore: the plan's slots in tensors, by the rule of plan/slot_book.h, and its messages over c10d. What a step sends
+// to a rank is one flat piece of a message.
 //
 // Every failure of c10d leaves as DistBackendError naming rank, peer, step and transfer.
 #pragma once
 
 #include <cstdint>
-#include <list>
 #include <map>
 #include <memory>
 #include <span>
-#include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
 
-#include "ringspan/plan/exchange.h"
-#include "ringspan/plan/slot_uses.h"
+#include "ringspan/plan/slot_book.h"
 #include "ringspan/ring/store.h"
 
 #include "binding/group/exchange.h"
 
 namespace ringspan::binding {
 
-class TorchStore final : public Store {
+class TorchStore final : public Store, private SlotBook {
  public:
   // `part` lives as long as this. `steps`: the pass of it that runs; `like`: a tensor on the device of the call.
   TorchStore(const Group& group, Exchange exchange, const RankPlan& part, const std::vector<Step>& steps,
              const at::Tensor& like);
   ~TorchStore() override;
-  TorchStore(const TorchStore&) = delete;
-  TorchStore& operator=(const TorchStore&) = delete;
 
   void bind(Payload payload, const TensorView& tensor) override;
   void bind(Payload payload, at::Tensor tensor);
@@ -38,58 +33,33 @@ class TorchStore final : public Store {
   // The same as a tensor [batch, heads, rows, dim].
   at::Tensor tensor(Payload payload, const Operand& operand);
 
-  void post(std::span<const Transfer> transfers) override;
-  void wait(int64_t step, bool gradients) override;
-  bool awaits(int64_t step, bool gradients) const override;
+  void post(std::span<const Transfer> transfers) override { SlotBook::post(transfers); }
+  void wait(int64_t step, bool gradients) override { SlotBook::wait(step, gradients); }
+  bool awaits(int64_t step, bool gradients) const override { return SlotBook::awaits(step, gradients); }
 
  private:
-  // Rows that arrive in a message, or come from another slot here.
-  struct Arrival {
-    const Transfer* transfer = nullptr;
-    at::Tensor rows;  // [batch, heads, rows, dim]; undefined for a copy from slot to slot
-  };
-  struct Journey {
-    int64_t needed_by = 0;
-    bool gradients = false;
-    const Transfer* named = nullptr;  // for messages
-    Flight flight{};
-    bool is_sent = false;
-    std::vector<Arrival> arrivals{};  // to be copied or added
-
-    bool is_due(int64_t step, bool of_gradients) const { return needed_by <= step && gradients == of_gradients; }
-  };
-  using Slot = std::pair<Payload, int64_t>;
+  void on_make(Block block, int64_t bytes, Payload payload) override;
+  void on_free(Block block) override { memory_.erase(block); }
+  void on_start(const Journey& journey) override;
+  void on_finish(const std::vector<const Journey*>& journeys) override;
+  void on_arrival(const MessagePart& piece) override;
 
   at::ScalarType dtype_of(Payload payload) const;
   at::Tensor own(Payload payload);
-  at::Tensor slot(Payload payload, int64_t slot, int64_t rows, const HeadRange& heads);
-  at::Tensor tensor_at(const Transfer& transfer, const ringspan::Place& place);
-  void place(const Arrival& arrival);
-  void free_slots(int64_t step, bool gradients);
-
-  void post_message(const Post& post);
-  at::Tensor pack(const Post& post, std::vector<int64_t>& sent);
-  at::Tensor ready_message(const Post& post) const;
-  void take_pieces(const Post& post, Journey& journey);
+  // Of a dense tensor in a block.
+  at::Tensor tensor_in(const Area& area, const std::vector<int64_t>& shape) const;
+  at::Tensor flat_in(const Area& area, at::ScalarType dtype) const;
+  at::Tensor tensor_at(const Transfer& transfer, const BufferPlace& place);
+  FlatExchange& way_of(const Journey& journey) const { return journey.is_gathered ? *all_gather_ : *exchange_; }
   template <class Action>
-  void guard_peer(const Transfer& named, const char* collective, Action&& action) const;
+  void guard_peer(const Journey& journey, Action&& action) const;
 
-  bool gathers() const;
-  void gather();
-  at::Tensor gathered_shard(Payload payload, int64_t owner) const;
-
-  const Group group_;
-  const Exchange kind_;
-  const RankPlan& part_;
-  SlotUses uses_;
   at::TensorOptions options_;
-  std::unique_ptr<FlatExchange> exchange_;
+  std::unique_ptr<FlatExchange> exchange_, all_gather_;
   std::map<Payload, TensorView> own_views_;
   std::map<Payload, at::Tensor> own_;
-  std::map<Slot, at::Tensor> slots_;
-  std::list<Journey> journeys_;  // in the order of posting
-  at::Tensor gathered_;          // exchange all_gather: K/V of all ranks, each padded to the longest shard
-  bool gather_is_under_way_ = false;
+  std::map<Block, at::Tensor> memory_;  // flat
+  std::map<const Journey*, Flight> flights_;
 };
 
 }  // namespace ringspan::binding

@@ -162,13 +162,6 @@ void find_plan(const CallArguments& arguments, const Schedule& schedule, Problem
       [&] { return build_part(problem, arguments, schedule, call.exchange, call.group.rank); });
 }
 
-// Which messages an exchange can carry.
-void check_exchange(Exchange exchange, const Schedule& schedule) {
-  if (exchange != Exchange::kAllGather || schedule.kind == ScheduleKind::kRing) return;
-  throw Unsupported(concat("exchange all_gather is offered for schedule ring, not for ", ringspan::name_of(schedule),
-                           "; use all_to_all or p2p, or schedule gather with all_to_all"));
-}
-
 void check_rows(const char* name, int64_t rows, int64_t expected, int64_t rank) {
   RINGSPAN_CHECK(rows == expected, name, " has ", rows, " rows on rank ", rank, " and its shard map gives rank ", rank,
                  " ", expected, "; pass the tensor that the same map sharded");
@@ -176,8 +169,8 @@ void check_rows(const char* name, int64_t rows, int64_t expected, int64_t rank) 
 
 }  // namespace
 
-Schedule parse_schedule_name(const std::string& name) {
-  if (name == "auto") return Schedule::kRing;
+Schedule parse_schedule_name(const std::string& name, Exchange exchange) {
+  if (name == "auto") return exchange == Exchange::kAllGather ? Schedule::kGather : Schedule::kRing;
   return parse_schedule(name);
 }
 
@@ -191,7 +184,7 @@ Call prepare_call(Group group, const at::Tensor& query, const at::Tensor& key, c
   Sizes sizes = read_sizes_of(query, key, value, call.layout, arguments);
   arguments.check_tensors(sizes.problem.dtype);
   call.exchange = parse_exchange(arguments.exchange);
-  const Schedule schedule = parse_schedule_name(arguments.schedule);
+  const Schedule schedule = parse_schedule_name(arguments.schedule, call.exchange);
   check_schedule(schedule, group.size);
   check_exchange(call.exchange, schedule);
   if (moves_queries(schedule)) {

@@ -21,8 +21,8 @@
 
 namespace ringspan::binding {
 
-// "auto" is ring.
-Schedule parse_schedule_name(const std::string& name);
+// "auto" is ring, and gather where the exchange is all_gather.
+Schedule parse_schedule_name(const std::string& name, Exchange exchange);
 
 // What a call is, apart from query, key and value: as the ops of either front give it.
 struct CallArguments {

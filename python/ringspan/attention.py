@@ -15,6 +15,7 @@ from ringspan.masks import Frame, Full, Mask
 from ringspan.names import DEVICES, DTYPES
 from ringspan.numbers import check_flag
 from ringspan.pairs import check_fits, check_pairs, encode_pairs
+from ringspan.schedules import schedule_of_call
 from ringspan.shard_map import ShardMap
 from ringspan.stats import Stats
 from ringspan.support import check_offered, check_on_device
@@ -72,7 +73,8 @@ def attention(
         ranks share elements.
     sink: [N] fp32 (fp64 also with fp64 tensors), one logit per query head that joins every row's softmax as a key whose
         value is 0; -inf = none. The statistics include it. Its gradient is this rank's part: sum it over the group.
-    exchange: how the ring posts its messages: "all_to_all" ("auto"), "p2p" or "all_gather".
+    exchange: how messages are posted: "all_to_all" ("auto"), "p2p", or "all_gather" (schedule "gather", which "auto" then
+        is).
     assume_agreed: skip the check that all ranks make the same call. A mismatch is then undefined.
     dropout_p: probability that a pair's weight becomes 0; the others are divided by 1 - dropout_p. Which pairs, depends
         on seed, offset and the pair's global index alone (docs/dropout.md), on no split, schedule or number of threads.
@@ -145,9 +147,8 @@ def _options(given: Given, group_name: str | None, shares: Shares) -> dict[str, 
         options["group_name"] = group_name
     if given["sink"] is not None:
         options["sink"] = given["sink"]
-    for name in ("schedule", "exchange"):
-        if given[name] != "auto":
-            options[name] = given[name]
+    choices = {"schedule": schedule_of_call(given["schedule"], given["exchange"]), "exchange": given["exchange"]}
+    options |= {name: choice for name, choice in choices.items() if choice != "auto"}
     for name in ("assume_agreed", "return_stats"):
         if given[name]:
             options[name] = True

@@ -20,6 +20,7 @@ from ringspan.masks import Full, Mask
 from ringspan.names import name_of_dtype
 from ringspan.numbers import check_whole
 from ringspan.pairs import check_fits, check_pairs
+from ringspan.schedules import schedule_of_call
 from ringspan.shard_map import ShardMap
 from ringspan.simulation import Simulation, simulation_of
 
@@ -182,7 +183,7 @@ def plan(
         dtype_name,
         resolve_scale(scale, sizes.qk_dim, dtype),
         layout,
-        schedule,
+        schedule_of_call(schedule, exchange),
         exchange,
     )
     return Plan(world_size, question)

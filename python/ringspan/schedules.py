@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
+
+import torch
+
 from ringspan.numbers import shown
 
 
@@ -19,6 +23,20 @@ def double_ring(*, inner: int, outer: int) -> str:
     The group must have inner * outer ranks. ValueError for a number below 1.
     """
     return _named("double_ring", inner=inner, outer=outer)
+
+
+def schedule_of_call(schedule: str, exchange: str) -> str:
+    """`schedule`; gather where a ring is asked to exchange by all_gather, as it could in the version before."""
+    if schedule != "ring" or exchange != "all_gather":
+        return schedule
+    if not torch.compiler.is_compiling():
+        warnings.warn(
+            'schedule="ring" with exchange="all_gather" runs schedule gather and will be refused by the next version; '
+            'use schedule="gather", exchange="all_gather"',
+            FutureWarning,
+            stacklevel=2,
+        )
+    return "gather"
 
 
 def _named(kind: str, **counts: int) -> str:

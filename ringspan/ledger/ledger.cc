@@ -28,17 +28,13 @@ void add_sent(std::vector<SentTensor>& sent, Payload payload, int64_t bytes) {
 
 class PassCounter {
  public:
-  PassCounter(const RankPlan& part, std::optional<Exchange> exchange, bool backward)
+  PassCounter(const RankPlan& part, Exchange exchange, bool backward)
       : part_(part), exchange_(exchange), backward_(backward) {}
 
   StepLedger count(const Step& step) const {
     StepLedger ledger{.step = step.step, .kept_pairs = ringspan::kept_pairs(step)};
     ledger.flops = ledger.kept_pairs * part_.num_q_heads() * flops_per_pair(step);
-    if (exchange_ != Exchange::kAllGather) {
-      add_list(step.before, ledger);
-    } else if (step.step == 0 && part_.world > 1) {
-      add_gather(ledger);
-    }
+    add_list(step.before, ledger);
     add_list(step.after, ledger);
     return ledger;
   }
@@ -54,17 +50,17 @@ class PassCounter {
   void add_list(const std::vector<Transfer>& transfers, StepLedger& ledger) const {
     for (const Transfer& transfer : transfers) {
       if (transfer.src != part_.rank || !transfer.is_sent()) continue;
+      if (exchange_ == Exchange::kAllGather && !is_gradient(transfer.payload)) continue;
       const int64_t bytes = bytes_of(transfer, part_.problem);
       add_sent(ledger.sent, transfer.payload, bytes);
-      // Both sides know the sizes, so nothing empty is sent; a collective cannot leave it out.
-      if (!exchange_ && bytes > 0) ++ledger.messages;
     }
-    if (!exchange_) return;
     for (const Post& post : posts_of(transfers, part_.problem)) {
       ledger.messages += exchange_ == Exchange::kP2p ? messages_of(post) : 1;
+      if (is_gathered(post, exchange_)) add_gathered(post, ledger);
     }
   }
 
+  // Both sides know the sizes, so nothing empty is sent; a collective cannot leave it out.
   int64_t messages_of(const Post& post) const {
     std::set<int64_t> peers;
     for (const Transfer* transfer : post.transfers) {
@@ -73,15 +69,14 @@ class PassCounter {
     return static_cast<int64_t>(peers.size());
   }
 
-  void add_gather(StepLedger& ledger) const {
+  void add_gathered(const Post& post, StepLedger& ledger) const {
     for (const Payload payload : {Payload::kK, Payload::kV}) {
-      add_sent(ledger.sent, payload, (part_.world - 1) * detail::padded_shard_bytes(part_, payload));
+      add_sent(ledger.sent, payload, (part_.world - 1) * padded_bytes(post, payload, part_.problem));
     }
-    ledger.messages += 1;
   }
 
   const RankPlan& part_;
-  std::optional<Exchange> exchange_;
+  Exchange exchange_;
   bool backward_;
 };
 
@@ -107,13 +102,15 @@ RankLedger ledger_of(const RankPlan& part, std::optional<Exchange> exchange) {
   RINGSPAN_CHECK(!exchange || part.grad_route == route_of(*exchange, part.world),
                  "ledger: the plan's grad_route is not that of exchange ", exchange ? name_of(*exchange) : "",
                  "; build the plan with route_of()");
+  if (exchange) check_exchange(*exchange, part.schedule);
+  const Exchange posted = exchange.value_or(Exchange::kP2p);
   RankLedger ledger{.rank = part.rank};
-  const PassCounter forward(part, exchange, false);
+  const PassCounter forward(part, posted, false);
   for (const Step& step : part.forward) ledger.forward.steps.push_back(forward.count(step));
-  const PassCounter backward(part, exchange, true);
+  const PassCounter backward(part, posted, true);
   for (const Step& step : part.backward) ledger.backward.steps.push_back(backward.count(step));
-  ledger.forward.peak_bytes = detail::forward_peak_bytes(part, exchange);
-  ledger.backward.peak_bytes = detail::backward_peak_bytes(part, exchange);
+  ledger.forward.peak_bytes = detail::forward_peak_bytes(part, posted);
+  ledger.backward.peak_bytes = detail::backward_peak_bytes(part, posted);
   return ledger;
 }
 

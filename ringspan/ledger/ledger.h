@@ -1,14 +1,11 @@
 // Ledger: what a plan sends, computes and holds, counted from its numbers; nothing runs.
 //
-// World 3, equal shards of n rows, what one rank sends in forward, in units of batch * kv_heads * (qk_dim + v_dim) *
-// element size:
-//              all_to_all, p2p    all_gather
-//     step 0   n to the next      2 n, n to each other rank
-//     step 1   n to the next      0
-//     step 2   0                  0
+// Schedule ring over 3 ranks, equal shards of n rows, what one rank sends in forward, in units of batch * kv_heads *
+// (qk_dim + v_dim) * element size: n to the next rank in steps 0 and 1. Schedule gather: 2 n in step 0, n to each other
+// rank; with exchange all_gather each shard is padded to the longest.
 //
-// The simplest case, one batch entry whose heads and dims give `hidden` for K and for V: every one of the world - 1
-// rounds moves 2 * n * hidden * element bytes.
+// The simplest case, one batch entry whose heads and dims give `hidden` for K and for V: every one of the ring's
+// world - 1 rounds moves 2 * n * hidden * element bytes.
 #pragma once
 
 #include <cstdint>
@@ -58,8 +55,8 @@ struct RankLedger {
   bool operator==(const RankLedger&) const = default;
 };
 
-// `exchange`: as the torch backend posts; nothing: as the core's transports do, each transfer a message of its own. The
-// plan's grad_route must be the one of the exchange (route_of).
+// `exchange`: as the torch backend posts; the plan's grad_route must be the one of the exchange (route_of). Nothing: as
+// the core's transports do, which is p2p with either route.
 RankLedger ledger_of(const RankPlan& part, std::optional<Exchange> exchange);
 
 // {"rank":, "forward": {"sent_bytes":, "messages":, "kept_pairs":, "flops":, "peak_bytes":, "steps": [{"step":,

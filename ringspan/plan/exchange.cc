@@ -7,21 +7,51 @@
 
 namespace ringspan {
 
-const char* name_of(Exchange exchange) {
-  switch (exchange) {
-    case Exchange::kAllToAll: return "all_to_all";
-    case Exchange::kP2p: return "p2p";
-    case Exchange::kAllGather: return "all_gather";
+namespace {
+
+// All that is known of an exchange beside how it posts.
+struct ExchangeInfo {
+  Exchange kind;
+  std::string_view name, what;
+};
+constexpr ExchangeInfo kExchanges[] = {
+    {Exchange::kAllToAll, "all_to_all", "one collective for each post"},
+    {Exchange::kP2p, "p2p", "one message to each peer"},
+    {Exchange::kAllGather, "all_gather", "one collective that brings all K/V, with schedule gather"},
+};
+
+}  // namespace
+
+std::string_view name_of(Exchange exchange) {
+  for (const ExchangeInfo& info : kExchanges) {
+    if (info.kind == exchange) return info.name;
   }
   throw Error(concat("exchange ", static_cast<int>(exchange), " is unknown"));
 }
 
 Exchange parse_exchange(std::string_view name) {
   if (name == "auto") return Exchange::kAllToAll;
-  for (const Exchange exchange : {Exchange::kAllToAll, Exchange::kP2p, Exchange::kAllGather}) {
-    if (name == name_of(exchange)) return exchange;
+  for (const ExchangeInfo& info : kExchanges) {
+    if (info.name == name) return info.kind;
   }
-  throw Error(concat("exchange is \"", name, "\"; it must be auto, all_to_all, p2p or all_gather"));
+  throw Error(concat("exchange is \"", name, "\"; use ", exchange_help()));
+}
+
+std::string exchange_help() {
+  std::string text = concat("auto (", name_of(parse_exchange("auto")), ")");
+  for (const ExchangeInfo& info : kExchanges) text += concat(", ", info.name, " (", info.what, ")");
+  return text;
+}
+
+bool carries(Exchange exchange, const Schedule& schedule) {
+  return exchange != Exchange::kAllGather || schedule.kind == ScheduleKind::kGather;
+}
+
+void check_exchange(Exchange exchange, const Schedule& schedule) {
+  RINGSPAN_CHECK(carries(exchange, schedule), "schedule is \"", name_of(schedule), "\" and exchange \"",
+                 name_of(exchange),
+                 "\", which brings all K/V at once; use schedule=\"gather\", exchange=\"all_gather\", or all_to_all or "
+                 "p2p with this schedule");
 }
 
 GradRoute route_of(Exchange exchange, int64_t world) {
@@ -41,7 +71,7 @@ Post::Kind kind_of(Payload payload, const Problem& problem) {
 
 }  // namespace
 
-bool fills_slot(const Transfer& t, const Place& place, const Problem& problem) {
+bool fills_slot(const Transfer& t, const BufferPlace& place, const Problem& problem) {
   return place.slot != kOwnSlot && place.row == 0 && place.stride == 1 && place.rows == t.num_rows() &&
          place.head_begin == t.head_begin && place.head_end == t.head_end && t.batch_begin == 0 &&
          t.batch_end == size_of(t.payload, problem).batch;
@@ -64,6 +94,25 @@ std::vector<Post> posts_of(std::span<const Transfer> transfers, const Problem& p
   }
   std::sort(posts.begin(), posts.end(), [&](const Post& a, const Post& b) { return key_of(a) < key_of(b); });
   return posts;
+}
+
+int64_t tag_of(const Post& post) {
+  constexpr int64_t kNumKinds = 4;
+  return (post.transfers.front()->step * 2 + (post.gradients ? 1 : 0)) * kNumKinds + static_cast<int64_t>(post.kind);
+}
+
+bool is_gathered(const Post& post, Exchange exchange) { return exchange == Exchange::kAllGather && !post.gradients; }
+
+int64_t padded_bytes(const Post& post, Payload payload, const Problem& problem) {
+  int64_t most = 0;
+  for (const Transfer* transfer : post.transfers) {
+    if (transfer->payload == payload) most = std::max(most, bytes_of(*transfer, problem));
+  }
+  return most;
+}
+
+int64_t gathered_bytes(const Post& post, const Problem& problem) {
+  return padded_bytes(post, Payload::kK, problem) + padded_bytes(post, Payload::kV, problem);
 }
 
 }  // namespace ringspan

@@ -54,7 +54,7 @@ void fields(auto& archive, Of<Problem> auto& problem) {
   archive("mask", problem.mask);
 }
 
-void fields(auto& archive, Of<Place> auto& place) {
+void fields(auto& archive, Of<BufferPlace> auto& place) {
   archive("slot", place.slot);
   archive("rows", place.rows);
   archive("row", place.row);

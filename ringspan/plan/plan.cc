@@ -45,6 +45,16 @@ bool sums_at_home(const RankPlan& part, Payload gradient) {
   return false;
 }
 
+bool moves_dq(const RankPlan& part) {
+  const Step* first = nullptr;
+  for (const Step& step : part.backward) {
+    if (!step.computes || !step.dq.is_computed()) continue;
+    if (first && (first->dq.slot != step.dq.slot || first->q.slot != step.q.slot)) return true;
+    if (!first) first = &step;
+  }
+  return false;
+}
+
 Plan::Plan(Problem problem, MaskSpec mask, ShardMap q_map, ShardMap kv_map, Schedule schedule, GradRoute grad_route)
     : problem_(std::move(problem)),
       mask_(std::move(mask)),

@@ -8,7 +8,8 @@
 //     rank 1   KV1 | ->2     KV0 | ->2     KV2
 //     rank 2   KV2 | ->0     KV1 | ->0     KV0
 //
-// Every schedule (plan/schedule.h) is such a list of steps; whoever runs a plan does not ask which one it is.
+// Every schedule (plan/schedule.h) is such a list of steps, run by the same loop. Of its schedule a runner asks only
+// whether sums have a fixed order (fixes_order).
 #pragma once
 
 #include <cstdint>
@@ -104,6 +105,13 @@ bool moves_queries(const RankPlan& part);
 // Whether this rank sums a gradient of its own rows in slot kOwnSlot, which then needs the accumulator type. Else it
 // arrives there whole.
 bool sums_at_home(const RankPlan& part, Payload gradient);
+
+// Whether backward's steps do not all add to the same dq: queries visit this rank, with gradients of their own.
+bool moves_dq(const RankPlan& part);
+// Whether such a step computes dq apart, since what it adds to still travels.
+inline bool is_dq_apart(const Step& step, bool moves_dq) {
+  return moves_dq && step.dq.is_computed() && !step.dq.begins;
+}
 
 // Holds the question (problem, mask, maps) and answers it rank by rank, each in time of its own steps.
 class Plan {

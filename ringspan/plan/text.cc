@@ -22,25 +22,25 @@ std::string describe(const Operand& operand) {
 
 // "k+v of 3 [0] -> rank 2 [1], 512 bytes; ...": what `rank` sends in a step, by destination.
 std::string describe_sends(const std::vector<Transfer>& transfers, const RankPlan& part) {
-  struct Group {
+  struct Sending {
     const Transfer* first;
     std::string names;
     int64_t bytes = 0;
   };
-  std::vector<Group> groups;
+  std::vector<Sending> sendings;
   for (const Transfer& transfer : transfers) {
     if (transfer.src != part.rank || !transfer.is_sent()) continue;
-    if (groups.empty() || groups.back().first->dst != transfer.dst) groups.push_back({&transfer, ""});
-    Group& group = groups.back();
-    group.names += concat(group.names.empty() ? "" : "+", name_of(transfer.payload));
-    group.bytes += bytes_of(transfer, part.problem);
+    if (sendings.empty() || sendings.back().first->dst != transfer.dst) sendings.push_back({&transfer, ""});
+    Sending& sending = sendings.back();
+    sending.names += concat(sending.names.empty() ? "" : "+", name_of(transfer.payload));
+    sending.bytes += bytes_of(transfer, part.problem);
   }
   std::ostringstream text;
-  for (const Group& group : groups) {
-    const Transfer& first = *group.first;
-    text << (&group == &groups.front() ? "" : "; ") << group.names << " of "
+  for (const Sending& sending : sendings) {
+    const Transfer& first = *sending.first;
+    text << (&sending == &sendings.front() ? "" : "; ") << sending.names << " of "
          << (first.owner == kSeveral ? std::string("several") : std::to_string(first.owner)) << " [" << first.from.slot
-         << "] -> rank " << first.dst << " [" << first.to.slot << "], " << group.bytes << " bytes";
+         << "] -> rank " << first.dst << " [" << first.to.slot << "], " << sending.bytes << " bytes";
   }
   return text.str();
 }

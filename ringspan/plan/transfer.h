@@ -1,5 +1,5 @@
-// Transfer: rows of one tensor that go from one rank to another. Plain integers; whoever runs the plan decides how to
-// post it.
+// Transfer: rows of one tensor that go from one rank to another. Plain integers; how it is posted is up to the store that
+// runs the plan.
 //
 //            src, slot `from`                    message                       dst, slot `to`
 //     [batch, heads, rows, dim]  ---->  [batch, heads, rows, dim], dense  ---->  [batch, heads, rows, dim]
@@ -48,11 +48,11 @@ constexpr int64_t kSeveral = -1;
 
 // Where the rows of a transfer lie at one end. In kOwnSlot: in the owner's local rows. Elsewhere: in a dense buffer of
 // `rows` rows and heads [head_begin, head_end), the first in row `row` and each other one `stride` rows further.
-struct Place {
+struct BufferPlace {
   int64_t slot = kOwnSlot;
   int64_t rows = 0, row = 0, stride = 1;
   int64_t head_begin = 0, head_end = 0;
-  auto operator<=>(const Place&) const = default;
+  auto operator<=>(const BufferPlace&) const = default;
 };
 
 struct Transfer {
@@ -60,11 +60,12 @@ struct Transfer {
   int64_t needed_by = 0;     // complete before this step works with it; the number of steps = before the end
   int64_t src = 0, dst = 0;  // ranks; equal for a copy from slot to slot, which is not sent
   Payload payload = Payload::kK;
-  int64_t owner = 0;  // whose shard the rows belong to; kSeveral: all of the source's buffer, whosever
+  int64_t owner =
+      0;  // whose shard the rows belong to; kSeveral: all of the source's buffer, which holds several shards
   int64_t batch_begin = 0, batch_end = 0;
   int64_t head_begin = 0, head_end = 0;
   std::vector<RowRange> rows{};  // local rows of the owner; kSeveral: of the buffer
-  Place from{}, to{};
+  BufferPlace from{}, to{};
   bool adds = false;  // gradients: to what lies there, instead of overwriting it
 
   int64_t num_rows() const {

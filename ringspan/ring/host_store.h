@@ -1,56 +1,57 @@
-// HostStore: slots in plain memory, messages over a Transport, each transfer one of its own. An empty one is not sent:
-// both sides know its size.
+// HostStore: slots in plain memory, by the rule of plan/slot_book.h, and messages over a Transport: what a post sends to
+// a rank is one. An empty one is not sent: both sides know its size.
 #pragma once
 
-#include <array>
 #include <map>
-#include <utility>
 #include <vector>
 
+#include "ringspan/plan/slot_book.h"
 #include "ringspan/ring/buffer.h"
 #include "ringspan/ring/store.h"
 #include "ringspan/transport/transport.h"
 
 namespace ringspan {
 
-class HostStore final : public Store {
+class HostStore final : public Store, private SlotBook {
  public:
-  // `part` and `transport` live as long as this.
-  HostStore(const RankPlan& part, Transport& transport) : part_(part), transport_(transport) {}
+  // `part`, `steps` (the pass of it that runs) and `transport` live as long as this.
+  HostStore(const RankPlan& part, const std::vector<Step>& steps, Transport& transport)
+      : SlotBook(part, steps, Exchange::kP2p), transport_(transport) {}
   ~HostStore() override;
-  HostStore(const HostStore&) = delete;
-  HostStore& operator=(const HostStore&) = delete;
 
   void bind(Payload payload, const TensorView& tensor) override;
   TensorView view(Payload payload, const Operand& operand) override;
-  void post(std::span<const Transfer> transfers) override;
-  void wait(int64_t step, bool gradients) override;
-  bool awaits(int64_t step, bool gradients) const override;
+  void post(std::span<const Transfer> transfers) override { SlotBook::post(transfers); }
+  void wait(int64_t step, bool gradients) override { SlotBook::wait(step, gradients); }
+  bool awaits(int64_t step, bool gradients) const override { return SlotBook::awaits(step, gradients); }
 
  private:
-  // A posted transfer. `message` where the rows do not lie in one piece or are to be added.
-  struct Flight {
-    const Transfer* transfer = nullptr;
+  // A message on its way, and the transfer that names it.
+  struct PostedMessage {
+    const Journey* journey = nullptr;
     Transport::Request request = 0;
-    Buffer message{};
-
-    bool is_due(int64_t step, bool gradients) const;
+    const Transfer* named = nullptr;
+    bool arrives = false;
   };
 
-  int64_t most_rows(Payload payload, int64_t slot) const;
-  DType dtype_of(Payload payload) const;
-  TensorView buffer_view(Payload payload, int64_t slot, int64_t rows, int64_t head_begin, int64_t head_end);
-  // The tensor that holds the transfer's rows at one end, of its batch entries and heads.
-  TensorView tensor_at(const Transfer& transfer, const Place& place);
-  void start(const Transfer& transfer);
-  void complete(const Flight& flight);
-  void copy_here(const Transfer& transfer);
+  void on_make(Block block, int64_t bytes, Payload) override { memory_[block] = Buffer(bytes); }
+  void on_free(Block block) override { memory_.erase(block); }
+  void on_start(const Journey& journey) override;
+  void on_finish(const std::vector<const Journey*>& journeys) override;
+  void on_arrival(const MessagePart& piece) override;
 
-  const RankPlan& part_;
+  void post_messages(const Journey& journey, bool arrives);
+  void finish(const PostedMessage& message);
+  DType dtype_of(Payload payload) const;
+  std::byte* at(const Area& area) const { return memory_.at(area.block).data() + area.offset; }
+  // The tensor that holds the transfer's rows at one end, of its batch entries and heads.
+  TensorView tensor_at(const Transfer& transfer, const BufferPlace& place);
+  TensorView message_at(const Transfer& transfer, std::byte* data) const;
+
   Transport& transport_;
   std::map<Payload, TensorView> own_;
-  std::map<std::pair<Payload, int64_t>, Buffer> buffers_;
-  std::vector<Flight> flights_;  // in the order of posting
+  std::map<Block, Buffer> memory_;
+  std::vector<PostedMessage> messages_;  // in the order of posting
 };
 
 }  // namespace ringspan

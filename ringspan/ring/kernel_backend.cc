@@ -97,21 +97,6 @@ void KernelForward::empty_padding(const OutputView& output) const {
   }
 }
 
-namespace {
-
-// Whether the steps do not all add to the same dq.
-bool moves_dq(const RankPlan& part) {
-  const Step* first = nullptr;
-  for (const Step& step : part.backward) {
-    if (!step.computes || !step.dq.is_computed()) continue;
-    if (first && (first->dq.slot != step.dq.slot || first->q.slot != step.q.slot)) return true;
-    if (!first) first = &step;
-  }
-  return false;
-}
-
-}  // namespace
-
 KernelBackward::KernelBackward(const RankPlan& part, Store& store, const ConstTensorView& q, const ConstTensorView& k,
                                const ConstTensorView& v, const OutputView& output, const ConstTensorView& dout,
                                const ConstTensorView& dlse, const GradsView& grads, const Extras& extras,
@@ -166,7 +151,7 @@ void KernelBackward::attend_backward(const Step& step, const std::function<void(
   dkv_place.slot = step.dkv.slot;
   // The kernel calls back before it touches dk and dv, not dq: a step adds to a dq that travels when it is done.
   const bool wants_dq = step.dq.is_computed(), wants_dkv = step.dkv.is_computed();
-  const bool is_apart = wants_dq && dq_travels_ && !step.dq.begins;
+  const bool is_apart = is_dq_apart(step, dq_travels_);
   bool has_arrived = false;
   const auto arrive_once = [&] {
     if (!std::exchange(has_arrived, true)) arrived();

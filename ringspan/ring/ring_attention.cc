@@ -43,7 +43,7 @@ void check_call(const RankPlan& part, const Transport& transport, const ConstTen
 void ring_forward(const RankPlan& part, Transport& transport, const ConstTensorView& q, const ConstTensorView& k,
                   const ConstTensorView& v, const OutputView& output, const Parallel& parallel, const Extras& extras) {
   check_call(part, transport, q, k, v, output);
-  HostStore store(part, transport);
+  HostStore store(part, part.forward, transport);
   KernelForward backend(part, store, q, k, v, output, extras, parallel);
   run_forward(part.forward, backend);
 }
@@ -61,7 +61,7 @@ void ring_backward(const RankPlan& part, Transport& transport, const ConstTensor
   check_optional("dsink", grads.dsink, extras.sink.dtype, {1, q.heads(), 1, 1});
   RINGSPAN_CHECK(grads.dsink.is_given() == extras.sink.is_given(), "the call has ",
                  extras.sink.is_given() ? "a sink and no dsink" : "a dsink and no sink", "; give both or neither");
-  HostStore store(part, transport);
+  HostStore store(part, part.backward, transport);
   KernelBackward backend(part, store, q, k, v, output, dout, dlse, grads, extras, parallel);
   run_backward(part.backward, backend);
 }

@@ -6,6 +6,7 @@
 #include <queue>
 
 #include "ringspan/base/error.h"
+#include "ringspan/plan/walk.h"
 
 namespace ringspan::detail {
 namespace {
@@ -68,16 +69,13 @@ struct OpenFlight {
   double unpack_seconds = 0;
 };
 
-enum class Phase : uint8_t { kInputs, kCompute, kComputing, kAfter, kDone };
-
 struct RankState {
   const PassCost* cost = nullptr;
   int64_t shift = 0;  // from the rank that stands for this one
   int64_t node = 0;
-  int64_t step = 0;
-  Phase phase = Phase::kInputs;
+  Walk walk{0};
   double now = 0;
-  bool is_blocked = false, keeps_steps = false;
+  bool is_blocked = false, is_computing = false, keeps_steps = false;
   double links_free = 0;
   int64_t next_on_links = 0;  // number of the flight
   double beside = 0;          // seconds of messages that no computation or wait has met yet
@@ -120,6 +118,7 @@ class Engine {
     for (int64_t rank = 0; rank < world_; ++rank) {
       const int64_t index = sample.index_for(rank);
       ranks_[rank].cost = costs[index];
+      ranks_[rank].walk = Walk(costs[index]->num_steps());
       ranks_[rank].shift = rank - sample.ranks()[index];
       ranks_[rank].node = rank / machine.ranks_per_node;
       resume(rank, 0);
@@ -149,7 +148,7 @@ class Engine {
     }
     PassTimes times;
     for (RankState& rank : ranks_) {
-      RINGSPAN_CHECK(rank.phase == Phase::kDone, "simulate: a rank waits for a message that nobody sends");
+      RINGSPAN_CHECK(rank.walk.is_done(), "simulate: a rank waits for a message that nobody sends");
       times.seconds = std::max(times.seconds, rank.times.end);
       times.ranks.push_back(std::move(rank.times));
     }
@@ -177,60 +176,64 @@ class Engine {
     soon.flights.prefetch();
   }
 
-  // Until the rank is blocked or, where it shares, its time has moved.
+  // Until the rank is blocked, computes or, where it shares, its time has moved by what it has posted.
   void advance(int64_t r) {
     RankState& rank = ranks_[r];
     rank.is_blocked = false;
-    while (rank.phase != Phase::kDone) {
-      const double before = rank.now;
-      if (!take_phase(r, rank) || rank.phase == Phase::kComputing) return;
-      if (shares_ && rank.now > before) return resume(r, rank.now);
+    const double before = rank.now;
+    while (!rank.walk.is_done()) {
+      const Act act = rank.walk.act();
+      if (!take(r, rank) || rank.is_computing) return;
+      const bool has_posted = act == Act::kPostBefore || act == Act::kPostAfter;
+      if (shares_ && has_posted && rank.now > before) return resume(r, rank.now);
     }
   }
 
-  // False where the rank is blocked; it then does the phase again once something has arrived.
-  bool take_phase(int64_t r, RankState& rank) {
-    if (rank.step == rank.cost->num_steps()) return take_end(rank);
-    const StepCost& step = rank.cost->step(rank.step);
-    switch (rank.phase) {
-      case Phase::kInputs:
-        if (rank.keeps_steps && (rank.times.steps.empty() || rank.times.steps.back().step != rank.step)) {
-          rank.times.steps.push_back({rank.step, rank.now, rank.now, rank.now, rank.now});
+  // False where the rank cannot do the act yet; it then tries again once something has arrived or the time has come.
+  bool take(int64_t r, RankState& rank) {
+    const Act act = rank.walk.act();
+    if (rank.walk.is_at_end()) {
+      if (!wait(rank, act == Act::kWaitGradients)) return false;
+      rank.times.end = rank.now;
+      rank.walk.next();
+      return true;
+    }
+    const int64_t s = rank.walk.step();
+    const StepCost& step = rank.cost->step(s);
+    switch (act) {
+      case Act::kWaitInputs:
+        if (rank.keeps_steps && (rank.times.steps.empty() || rank.times.steps.back().step != s)) {
+          rank.times.steps.push_back({s, rank.now, rank.now, rank.now, rank.now});
         }
         if (!wait(rank, false)) return false;
-        post_all(r, rank, step.before, step.copy_before_seconds);
-        rank.phase = Phase::kCompute;
-        return true;
-      case Phase::kCompute: return take_compute(r, rank, step);
-      case Phase::kAfter:
+        break;
+      case Act::kPostBefore: post_all(r, rank, step.before, step.copy_before_seconds); break;
+      case Act::kCompute: return take_compute(r, rank, step);
+      case Act::kWaitGradients:
         if (!wait(rank, true)) return false;
+        break;
+      case Act::kPostAfter:
         post_all(r, rank, step.after, step.copy_after_seconds);
         if (rank.keeps_steps) rank.times.steps.back().end = rank.now;
-        ++rank.step;
-        rank.phase = Phase::kInputs;
-        return true;
-      case Phase::kComputing:
-      case Phase::kDone: break;
+        break;
+      case Act::kDone: break;
     }
+    rank.walk.next();
     return true;
   }
 
   bool take_compute(int64_t r, RankState& rank, const StepCost& step) {
     const double before = rank.now;
     if (step.adds_in_place && !wait(rank, true)) return false;
-    if (shares_ && rank.now > before) return true;  // it begins once the time has come
+    if (shares_ && rank.now > before) {  // it begins once the time has come
+      resume(r, rank.now);
+      return false;
+    }
     if (step.computes) {
       begin_compute(r, rank, step);
     } else {
       skip_compute(rank);
     }
-    return true;
-  }
-
-  bool take_end(RankState& rank) {
-    if (!wait(rank, false) || !wait(rank, true)) return false;
-    rank.times.end = rank.now;
-    rank.phase = Phase::kDone;
     return true;
   }
 
@@ -240,7 +243,7 @@ class Engine {
     if (open.empty()) return true;
     double arrived = rank.now, unpack = 0;
     for (const OpenFlight& flight : open) {
-      if (flight.needed_by > rank.step) continue;
+      if (flight.needed_by > rank.walk.step()) continue;
       const double done = rank.flights.at(flight.number).done;
       if (done == kUnknown) {
         rank.is_blocked = true;
@@ -249,7 +252,7 @@ class Engine {
       arrived = std::max(arrived, done);
       unpack += flight.unpack_seconds;
     }
-    const auto is_met = [&](const OpenFlight& flight) { return flight.needed_by <= rank.step; };
+    const auto is_met = [&](const OpenFlight& flight) { return flight.needed_by <= rank.walk.step(); };
     if (std::erase_if(open, is_met) > 0) drop_flights(rank);
     const double waited = arrived - rank.now;
     rank.beside = std::max(0.0, rank.beside - waited);
@@ -280,7 +283,7 @@ class Engine {
       rank.now += seconds;
       return end_compute(rank);
     }
-    rank.phase = Phase::kComputing;
+    rank.is_computing = true;
     Node& node = nodes_[rank.node];
     move_clock(node, rank.now);
     rank.computing_until = node.clock + seconds;
@@ -291,12 +294,13 @@ class Engine {
   void end_compute(RankState& rank) {
     rank.times.compute_seconds += rank.now;
     if (rank.keeps_steps) rank.times.steps.back().compute_end = rank.now;
-    rank.phase = Phase::kAfter;
+    rank.is_computing = false;
+    rank.walk.next();
   }
 
   void skip_compute(RankState& rank) {
     if (rank.keeps_steps) rank.times.steps.back().compute_begin = rank.times.steps.back().compute_end = rank.now;
-    rank.phase = Phase::kAfter;
+    rank.walk.next();
   }
 
   double speed_on(const Node& node) const {
@@ -342,7 +346,7 @@ class Engine {
     rank.times.copy_seconds += cost.pack_seconds;
     const int64_t number = rank.flights.end();
     std::vector<OpenFlight>& open = cost.gradients ? rank.open_gradients : rank.open_inputs;
-    open.push_back({number, rank.step + cost.needed_after, cost.unpack_seconds});
+    open.push_back({number, rank.walk.step() + cost.needed_after, cost.unpack_seconds});
     Flight& flight = rank.flights.add({.cost = &cost, .posted = rank.now, .ready = rank.now});
     if (cost.peers.empty() && !waits_for_all_) {
       flight.done = rank.now;

@@ -1,5 +1,5 @@
-// The engine plays one pass of every rank against the clock. A rank does what run_forward and run_backward
-// (ring/executor.h) do, in that order; only the kernels and the network are replaced by seconds.
+// The engine plays one pass of every rank against the clock. Each rank walks over its plan as the
+// executor does (plan/walk.h); only the kernels and the network are replaced by seconds.
 //
 //     rank 0   |pack|== tiles 0 ==|wait..|== tiles 1 ==|            |...| = processor, wait = communication shows
 //     link 0        |-- KV 0 > 1 -----|

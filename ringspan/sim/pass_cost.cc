@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "ringspan/ledger/ledger.h"
-#include "ringspan/ledger/peak.h"
 
 namespace ringspan::detail {
 namespace {
@@ -27,7 +26,6 @@ class CostWriter {
       cost.copy_before_seconds = local_seconds(step.before);
       cost.copy_after_seconds = local_seconds(step.after);
       cost.before = costs_of(step.before, step.step);
-      if (gathers() && step.step == 0) cost.before.push_back(gather_cost());
       cost.after = costs_of(step.after, step.step);
       pass.add(std::move(cost));
     }
@@ -44,8 +42,6 @@ class CostWriter {
            static_cast<double>(rows * part_.num_q_heads()) * row_seconds;
   }
 
-  bool gathers() const { return exchange_ == Exchange::kAllGather && part_.world > 1; }
-
   double copy_seconds(int64_t bytes) const { return static_cast<double>(bytes) / machine_.copy_bytes_per_second; }
 
   double local_seconds(const std::vector<Transfer>& transfers) const {
@@ -56,21 +52,22 @@ class CostWriter {
 
   std::vector<PostCost> costs_of(const std::vector<Transfer>& transfers, int64_t step) const {
     std::vector<PostCost> costs;
-    for (const Post& post : posts_of(transfers, part_.problem)) {
-      if (!(gathers() && !post.gradients)) costs.push_back(cost_of_post(post, step));
-    }
+    for (const Post& post : posts_of(transfers, part_.problem)) costs.push_back(cost_of_post(post, step));
     return costs;
   }
 
   PostCost cost_of_post(const Post& post, int64_t step) const {
     PostCost cost{.needed_after = post.needed_by - step, .gradients = post.gradients};
+    const bool gathers = is_gathered(post, exchange_);
     for (const Transfer* t : post.transfers) {
-      const int64_t bytes = bytes_of(*t, part_.problem);
       const bool sends = t->src == part_.rank;
-      cost.peers.push_back(sends ? PeerBytes{t->dst, bytes, 0} : PeerBytes{t->src, 0, bytes});
-      if (sends && !fills_slot(*t, t->from, part_.problem)) cost.pack_seconds += copy_seconds(bytes);
+      const int64_t bytes = bytes_of(*t, part_.problem);
+      const int64_t moved = gathers ? padded_bytes(post, t->payload, part_.problem) : bytes;
+      cost.peers.push_back(sends ? PeerBytes{t->dst, moved, 0} : PeerBytes{t->src, 0, moved});
+      if (sends && !gathers && !fills_slot(*t, t->from, part_.problem)) cost.pack_seconds += copy_seconds(bytes);
       if (!sends && !replaces_slot(*t, part_.problem)) cost.unpack_seconds += copy_seconds(bytes);
     }
+    if (gathers) cost.pack_seconds = copy_seconds(gathered_bytes(post, part_.problem));
     join_peers(cost.peers);
     if (!keeps_silent_peers_) {
       std::erase_if(cost.peers, [](const PeerBytes& peer) { return peer.sent + peer.received == 0; });
@@ -91,16 +88,6 @@ class CostWriter {
       }
     }
     peers.resize(count);
-  }
-
-  // Every shard padded to the longest, to and from everybody.
-  PostCost gather_cost() const {
-    const int64_t shard = padded_shard_bytes(part_, Payload::kK) + padded_shard_bytes(part_, Payload::kV);
-    PostCost cost{.needed_after = 1, .pack_seconds = copy_seconds(shard)};
-    for (int64_t peer = 0; peer < part_.world; ++peer) {
-      if (peer != part_.rank) cost.peers.push_back({peer, shard, shard});
-    }
-    return cost;
   }
 
   const RankPlan& part_;

@@ -22,7 +22,10 @@ std::vector<Schedule> schedules_to_try(const PlannerQuestion& question, const Ma
     const bool is_node = schedule.kind != ScheduleKind::kDoubleRing || schedule.inner == machine.ranks_per_node;
     const bool splits_enough = schedule.kind != ScheduleKind::kUlysses || world <= 2 * problem.q_heads;
     const bool is_fast = schedule.kind != ScheduleKind::kInvariant;
-    if (!question.schedules.empty() || (has_heads && is_node && splits_enough && is_fast)) tried.push_back(schedule);
+    const bool is_carried = carries(question.exchange, schedule);
+    if (!question.schedules.empty() || (has_heads && is_node && splits_enough && is_fast && is_carried)) {
+      tried.push_back(schedule);
+    }
   }
   return tried;
 }

@@ -171,7 +171,7 @@ def test_sent_bytes_by_hand():
     shard = 4 * 2 * (3 + 5)
     assert sent("all_to_all") == [shard * 2, shard * 2 + 2 * shard * 4]
     assert sent("p2p") == [shard * 2, shard * 2 + shard * 4]
-    assert sent("all_gather") == [shard * 2, shard * 2 + 2 * shard * 4]
+    assert sent("all_gather") == [shard * 2, shard * 2 + shard * 4]
 
 
 @pytest.mark.parametrize("layout", SHAPES)

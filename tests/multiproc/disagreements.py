@@ -93,7 +93,7 @@ DRAWS |= {
     "layout": of_case("layout", ["BNSD", "BSND", "BSH", "SBH"], lambda x: rf"\b{x}\b"),
     "layout without a batch": of_case("layout", ["BNSD", "TND"], lambda x: rf"\b{x}\b", batch=1),
     "schedule": of_case("schedule", SCHEDULES, lambda x: rf"\b{x}\b"),
-    "exchange": of_case("exchange", ["all_to_all", "p2p", "all_gather"], lambda x: rf"\b{x}\b", schedule="ring"),
+    "exchange": of_case("exchange", ["all_to_all", "p2p", "all_gather"], lambda x: rf"\b{x}\b", schedule="gather"),
     "scale": of_case("scale", [0.5, 0.25, -0.25, 0.3, 1e-20]),
     "softcap": of_case("softcap", [2.5, 3.0, 40.0]),
     "sink, other numbers": of_case("sink", [(0.5,) * 4, (0.5, 0.5, 0.5, 1.25), (2.75,) * 4], max, q_heads=4),

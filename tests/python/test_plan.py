@@ -124,3 +124,26 @@ def test_work_of_maps_agrees_with_plans():
                     columns = [tile["kv_pos0"] + c * tile["kv_stride"] for c in range(tile["kv_rows"])]
                     counted += sum(tile["lo"] <= j - i <= tile["hi"] for j in columns)
         assert counted == pairs
+
+
+SHAPES = ((1, 4, 32, 8), (1, 2, 32, 8), (1, 2, 32, 8))
+
+
+@pytest.mark.filterwarnings("error")
+def test_all_gather_is_schedule_gathers():
+    named = rs.plan(*SHAPES, world_size=4, schedule="gather", exchange="all_gather")
+    assert [len(named.rank(1).forward), named.ledger().rank(1).forward.messages] == [2, 1]
+    assert rs.plan(*SHAPES, world_size=4, exchange="all_gather").to_json() == named.to_json()
+    advice = r'schedule is "pruned".*use schedule="gather", exchange="all_gather"'
+    with pytest.raises(ValueError, match=advice):
+        rs.plan(*SHAPES, world_size=4, schedule="pruned", exchange="all_gather").ledger().rank(0)
+
+
+def test_a_ring_by_all_gather_is_gather_for_one_version_more():
+    with pytest.warns(FutureWarning, match='use schedule="gather", exchange="all_gather"'):
+        alias = rs.plan(*SHAPES, world_size=4, schedule="ring", exchange="all_gather")
+    assert alias.to_json() == rs.plan(*SHAPES, world_size=4, schedule="gather", exchange="all_gather").to_json()
+    query, key, value = (torch.randn(shape) for shape in SHAPES)
+    with pytest.warns(FutureWarning, match="refused by the next version"):
+        out = rs.attention(query, key, value, schedule="ring", exchange="all_gather")
+    assert torch.equal(out, rs.attention(query, key, value))

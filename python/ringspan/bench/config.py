@@ -18,9 +18,10 @@ MODES = ("cp_attention",)
 MASKS = ("full", "causal")
 SHARDS = ("contiguous", "head_tail")
 BACKENDS = ("auto", "gloo", "nccl")
-EXCHANGES = ("all_to_all", "p2p", "all_gather")
+# Schedule and exchange of what every run measures.
+ALWAYS = (("ring", "all_to_all"), ("ring", "p2p"), ("gather", "all_gather"))
 SCHEDULES = ("gather", "ulysses", "pruned", "q_ring", "invariant")  # beside the ring, for any number of ranks
-SCHEDULE_EXCHANGE = "all_to_all"  # of every schedule beside the ring
+SCHEDULE_EXCHANGE = "all_to_all"  # of those that are asked for
 BATCH = 1
 _MAX_TEXT = 200  # characters of a label; it also has to fit into a table
 
@@ -78,16 +79,14 @@ class Config:
         kv = (BATCH, self.kv_heads, self.seq_len, self.head_dim)
         return (BATCH, self.num_heads, self.seq_len, self.head_dim), kv, kv
 
-    def plan(self, exchange: str, schedule: str = "ring") -> rs.Plan:
-        """What `rs.attention` will do with this exchange and schedule."""
+    def plan(self, schedule: str, exchange: str) -> rs.Plan:
+        """What `rs.attention` will do with this schedule and exchange."""
         options = {"mask": self.mask_of_call, "shard_map": self.shard_map(), "world_size": self.world}
         return rs.plan(*self.shapes(), dtype=self.torch_dtype, exchange=exchange, schedule=schedule, **options)
 
-    def plans(self) -> list[rs.Plan]:
-        """Those of every path of `rs.attention` over the group."""
-        return [self.plan(exchange) for exchange in EXCHANGES] + [
-            self.plan(SCHEDULE_EXCHANGE, schedule) for schedule in self.schedules
-        ]
+    def choices(self) -> list[tuple[str, str]]:
+        """Schedule and exchange of every path of `rs.attention` over the group."""
+        return [*ALWAYS, *((schedule, SCHEDULE_EXCHANGE) for schedule in self.schedules)]
 
     def shared(self) -> dict[str, object]:
         """What must be the same on every rank."""

@@ -3,7 +3,8 @@
     replicated        every rank already holds all of K and V; PyTorch's attention on the local queries
     gathered          each rank holds its shard of K and V; all-gather, then as replicated
     ring_local        rs.attention on the local queries and all of K and V: the ring's computation without its exchange
-    ring_EXCHANGE     rs.attention on shards, K and V by all_to_all, p2p or all_gather
+    ring_EXCHANGE     rs.attention on shards, K and V go round by all_to_all or p2p
+    gather_all_gather the same, K and V come by one all_gather
     NAME_all_to_all   the same by another schedule (docs/schedules.md), such as pruned_all_to_all
 
 `replicated` is what the others are compared with; `ring_local` and `replicated` are what an exchange is timed against.
@@ -18,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import ringspan as rs
-from ringspan.bench.config import EXCHANGES, SCHEDULE_EXCHANGE, Config
+from ringspan.bench.config import Config
 from ringspan.bench.inputs import Inputs
 from ringspan.bench.ranks import Ranks
 
@@ -136,7 +137,7 @@ class Gathered(MeasuredPath):
     def ledger(self, rank: int) -> tuple[int, int]:
         """Forward as the plan counts all_gather; the reduce-scatter sends a padded gradient to each other rank."""
         world = self.ranks.world
-        sent = self.config.plan("all_gather").ledger().rank(rank).forward.sent_bytes
+        sent = self.config.plan("gather", "all_gather").ledger().rank(rank).forward.sent_bytes
         passes = 1
         if self.config.backward:
             numbers = self.slot * self.config.kv_heads * 2 * self.config.head_dim
@@ -212,7 +213,7 @@ class Scheduled(MeasuredPath):
 
     def ledger(self, rank: int) -> tuple[int, int]:
         """Sums over the passes that are run."""
-        ledger = self.config.plan(self.exchange, self.schedule).ledger().rank(rank)
+        ledger = self.config.plan(self.schedule, self.exchange).ledger().rank(rank)
         passes = [ledger.forward, *([ledger.backward] if self.config.backward else [])]
         return sum(part.messages for part in passes), sum(part.sent_bytes for part in passes)
 
@@ -222,8 +223,7 @@ def build_paths(config: Config, ranks: Ranks, inputs: Inputs) -> dict[str, Measu
     paths: list[MeasuredPath] = [Replicated(config, ranks, inputs), Gathered(config, ranks, inputs)]
     if ranks.device.type == "cpu":
         paths.append(RingLocal(config, ranks, inputs))
-        paths += [Scheduled(config, ranks, inputs, "ring", exchange) for exchange in EXCHANGES]
-        paths += [Scheduled(config, ranks, inputs, schedule, SCHEDULE_EXCHANGE) for schedule in config.schedules]
+        paths += [Scheduled(config, ranks, inputs, *choice) for choice in config.choices()]
     return {path.name: path for path in paths}
 
 

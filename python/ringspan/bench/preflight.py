@@ -53,7 +53,7 @@ def estimate_rank_bytes(config: Config) -> int:
     if config.backward:
         numbers += torch.Size(config.shapes()[0]).numel()
     held = numbers * (4 + size) + 3 * kv_bytes(config, config.seq_len)
-    peaks = [ledger for plan in config.plans() for ledger in plan.ledger()]
+    peaks = [ledger for choice in config.choices() for ledger in config.plan(*choice).ledger()]
     held += max(max(one.forward.peak_bytes, one.backward.peak_bytes * config.backward) for one in peaks)
     if config.mask == "causal":
         held += rows * config.seq_len * (1 + size)

@@ -19,7 +19,7 @@ Beat = Callable[[str, int, int], None]
 
 def planned_metrics(config: Config) -> dict[str, Any]:
     """The entry `metrics` before anything has run: sizes, and bytes by the ledger; those of the fullest rank."""
-    ledger = config.plan("all_gather").ledger()
+    ledger = config.plan("gather", "all_gather").ledger()
     return {
         "max_abs_error": None,
         "local_kv_bytes_per_rank": preflight.kv_bytes(config, preflight.longest_shard(config)),

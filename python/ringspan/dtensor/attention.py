@@ -84,7 +84,8 @@ def _local_choices(given: Given, arrangement: Arrangement, split: Split) -> dict
     kv_map = given["kv_shard_map"] if given["kv_shard_map"] is not None else given["shard_map"]
     kv_map = q_map if kv_map is None and sizes.kv_rows == sizes.q_rows else _map(kv_map, sizes.kv_rows, world, split)
     chosen |= {"shard_map": q_map, "kv_shard_map": kv_map}
-    if given["exchange"] == "auto":
+    # An all_gather is schedule gather's alone: a schedule that the caller names goes before PyTorch's rotater.
+    if given["exchange"] == "auto" and (split.exchange != "all_gather" or given["schedule"] in ("auto", "gather")):
         chosen["exchange"] = split.exchange
     return chosen
 

@@ -78,7 +78,8 @@ def enable_cp_dtensor_dispatcher(*, shard_map: Callable[[int, int], ShardMap] = 
       shares out the sequence. (Contiguous DTensors do so without this call, SDPA excepted.)
     - plain tensors beside DTensors count as replicated, for every op;
     - inside PyTorch's `context_parallel` and after `_context_parallel_shard` the positions are those of the load
-      balancer that was used there, and the exchange is what `set_rotate_method` says;
+      balancer that was used there, and the exchange is what `set_rotate_method` says
+      ("allgather": schedule gather, whose K/V come by one all_gather);
     - PyTorch's sharding rules for flash, efficient and cudnn attention are registered.
 
     Calls nest; the innermost map counts.

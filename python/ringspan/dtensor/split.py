@@ -12,7 +12,7 @@ from ringspan.shard_map import ShardMap
 
 @dataclass(frozen=True)
 class Split:
-    """How DTensors that are sharded along the sequence are split, and how the ring exchanges."""
+    """How DTensors that are sharded along the sequence are split, and how their calls exchange."""
 
     make_map: MakeMap = ShardMap.contiguous
     exchange: str = "auto"

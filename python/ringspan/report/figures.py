@@ -26,6 +26,7 @@ _COLOURS = {
     "ring_all_to_all": "#2f7fd6",
     "ring_p2p": "#b04fc4",
     "ring_all_gather": "#12958a",
+    "gather_all_gather": "#12958a",
     "gather": "#c9a227",
     "ulysses": "#d6486b",
     "pruned": "#4f9d3a",
@@ -34,7 +35,7 @@ _COLOURS = {
     "hybrid": "#e08a7d",
     "double_ring": "#3fb6d9",
 }
-_MARKERS = dict(zip(_COLOURS, "sDvo^P<>XdphH", strict=False))
+_MARKERS = dict(zip(_COLOURS, "sDvo^P8<>XdphH", strict=False))
 _LINES = ("-", "--", ":", "-.")
 _STYLE = {
     "svg.fonttype": "none",

@@ -19,7 +19,7 @@ uint64_t mark_of(int64_t rank, int64_t step) {
 }
 
 // One tensor of a rank: a field for each batch entry that is told apart.
-struct Held {
+struct LabelledTensor {
   int64_t rows = 0, head_begin = 0, head_end = 0;
   std::vector<LabelField> entries;
 };
@@ -27,7 +27,7 @@ struct Held {
 using Slot = std::pair<Payload, int64_t>;
 
 // A transfer on its way, as one of its ends sees it.
-struct Flight {
+struct TransferEnd {
   const Transfer* transfer;
   bool arrives;
 };
@@ -36,7 +36,7 @@ struct Flight {
 using Message = std::vector<std::vector<Rect>>;
 
 // All that a pass of a plan has in common.
-struct Question {
+struct PassProof {
   const Plan& plan;
   Pass pass;
   int64_t entries;  // batch entries that are told apart
@@ -51,7 +51,7 @@ struct Question {
 
 class RankRun {
  public:
-  RankRun(const RankPlan& part, Question& question) : part_(part), question_(question) {
+  RankRun(const RankPlan& part, PassProof& proof) : part_(part), proof_(proof) {
     std::vector<Payload> inputs = {Payload::kK, Payload::kV};
     const std::vector<Payload> of_rows = row_inputs();
     inputs.insert(inputs.end(), of_rows.begin(), of_rows.end());
@@ -62,6 +62,9 @@ class RankRun {
     }
   }
 
+  // A judge has its own order and does not follow plan/walk.h. It lets gradients arrive before the step posts, where
+  // the walk waits for them after the tiles: the same, since no gradient may be posted before the tiles
+  // (prove_transfers) and a step that adds to one waits for it first.
   void begin_step(size_t s) {
     if (s >= steps().size()) return;
     const Step& step = steps()[s];
@@ -74,12 +77,12 @@ class RankRun {
   void finish() {
     for (const bool gradients : {false, true}) complete(static_cast<int64_t>(steps().size()), gradients);
     for (const Payload payload : outputs()) prove_home(payload);
-    if (question_.pass == Pass::kForward && !part_.heads.empty()) prove_padding();
+    if (proof_.pass == Pass::kForward && !part_.heads.empty()) prove_padding();
   }
 
  private:
-  const std::vector<Step>& steps() const { return steps_of(part_, question_.pass); }
-  bool is_forward() const { return question_.pass == Pass::kForward; }
+  const std::vector<Step>& steps() const { return steps_of(part_, proof_.pass); }
+  bool is_forward() const { return proof_.pass == Pass::kForward; }
   bool wants_dbias() const { return !is_forward() && part_.problem.bias.has_gradient(); }
   std::vector<Payload> row_inputs() const {
     std::vector<Payload> payloads = {Payload::kQ};
@@ -101,30 +104,30 @@ class RankRun {
 
   template <class... Parts>
   void complain(const Step& step, const Parts&... what) {
-    question_.faults.add(where(part_, question_.pass, step.step), ": ", what...);
+    proof_.faults.add(where(part_, proof_.pass, step.step), ": ", what...);
   }
 
-  Held& own(Payload payload) {
+  LabelledTensor& own(Payload payload) {
     return held(payload,
                 {.rows = part_.local_rows(payload, part_.rank), .head_end = size_of(payload, part_.problem).heads});
   }
   // The buffer of a slot; made anew where it had other sizes.
-  Held& held(Payload payload, const Place& place) {
-    Held& held = held_[{payload, place.slot}];
+  LabelledTensor& held(Payload payload, const BufferPlace& place) {
+    LabelledTensor& held = held_[{payload, place.slot}];
     if (held.entries.empty() || held.rows != place.rows || held.head_begin != place.head_begin ||
         held.head_end != place.head_end) {
       held = {place.rows, place.head_begin, place.head_end,
-              std::vector<LabelField>(static_cast<size_t>(question_.entries))};
+              std::vector<LabelField>(static_cast<size_t>(proof_.entries))};
     }
     return held;
   }
-  Held& held_at(const Transfer& t, const Place& place) {
+  LabelledTensor& held_at(const Transfer& t, const BufferPlace& place) {
     return place.slot == kOwnSlot ? own(t.payload) : held(t.payload, place);
   }
   std::pair<int64_t, int64_t> entries_of(const Transfer& t) const {
     // All of a tensor that entries share is for each of them.
     const bool is_all = t.batch_begin == 0 && t.batch_end == size_of(t.payload, part_.problem).batch;
-    return is_all ? std::pair<int64_t, int64_t>{0, question_.entries} : std::pair{t.batch_begin, t.batch_end};
+    return is_all ? std::pair<int64_t, int64_t>{0, proof_.entries} : std::pair{t.batch_begin, t.batch_end};
   }
 
   void post(const Step& step, const std::vector<Transfer>& transfers, bool is_before) {
@@ -137,14 +140,14 @@ class RankRun {
   }
 
   void post_send(const Step& step, const Transfer& t) {
-    for (const Flight& flight : flights_) {
-      if (flight.arrives && meets(*flight.transfer, flight.transfer->to, t, t.from)) {
+    for (const TransferEnd& end : under_way_) {
+      if (end.arrives && meets(*end.transfer, end.transfer->to, t, t.from)) {
         complain(step, "sends ", name_of(t.payload), " from slot ", t.from.slot, ", into which it is receiving");
       }
     }
-    Message message(static_cast<size_t>(question_.entries));
+    Message message(static_cast<size_t>(proof_.entries));
     bool is_right = true;
-    Held& held = held_at(t, t.from);
+    LabelledTensor& held = held_at(t, t.from);
     const auto [first, last] = entries_of(t);
     for (int64_t entry = first; entry < last; ++entry) {
       for (const EndRun& run : end_runs(t, t.from)) {
@@ -163,47 +166,47 @@ class RankRun {
       complain(step, "sends ", name_of(t.payload), " of rank ", t.owner, " from slot ", t.from.slot,
                ", which does not hold it");
     }
-    question_.mail[t] = std::move(message);
-    if (t.is_sent()) flights_.push_back({&t, false});
+    proof_.mail[t] = std::move(message);
+    if (t.is_sent()) under_way_.push_back({&t, false});
   }
 
   void post_receive(const Step& step, const Transfer& t, bool is_before) {
     const auto complain_of = [&](const char* why) {
       complain(step, "receives ", name_of(t.payload), " into slot ", t.to.slot, ", ", why);
     };
-    for (const Flight& flight : flights_) {
-      const Transfer& other = *flight.transfer;
-      if (!meets(other, flight.arrives ? other.to : other.from, t, t.to)) continue;
-      if (!flight.arrives) complain_of("which is being sent");
+    for (const TransferEnd& end : under_way_) {
+      const Transfer& other = *end.transfer;
+      if (!meets(other, end.arrives ? other.to : other.from, t, t.to)) continue;
+      if (!end.arrives) complain_of("which is being sent");
       // Additions keep their order; they may follow what they add to.
-      if (flight.arrives && !(t.adds && other.needed_by <= t.needed_by)) complain_of("into which more is on its way");
+      if (end.arrives && !(t.adds && other.needed_by <= t.needed_by)) complain_of("into which more is on its way");
     }
     const Operand& read = is_of_kv(t.payload) ? step.kv : step.q;
     if (is_before && step.computes && t.to.slot == read.slot) complain_of("which the tiles of this step read");
-    flights_.push_back({&t, true});
+    under_way_.push_back({&t, true});
   }
 
   void complete(int64_t step, bool gradients) {
-    std::vector<Flight> left;
-    for (const Flight& flight : flights_) {
-      const Transfer& t = *flight.transfer;
+    std::vector<TransferEnd> left;
+    for (const TransferEnd& end : under_way_) {
+      const Transfer& t = *end.transfer;
       if (t.needed_by > step || is_gradient(t.payload) != gradients) {
-        left.push_back(flight);
-      } else if (flight.arrives) {
+        left.push_back(end);
+      } else if (end.arrives) {
         arrive(t);
       }
     }
-    flights_ = std::move(left);
+    under_way_ = std::move(left);
   }
 
   void arrive(const Transfer& t) {
-    const auto found = question_.mail.find(t);
-    if (found == question_.mail.end()) {
-      question_.faults.add(where(part_, question_.pass, t.needed_by), ": receives ", name_of(t.payload), " of rank ",
-                           t.owner, " into slot ", t.to.slot, ", which was not sent so often");
+    const auto found = proof_.mail.find(t);
+    if (found == proof_.mail.end()) {
+      proof_.faults.add(where(part_, proof_.pass, t.needed_by), ": receives ", name_of(t.payload), " of rank ", t.owner,
+                        " into slot ", t.to.slot, ", which was not sent so often");
       return;
     }
-    Held& held = held_at(t, t.to);
+    LabelledTensor& held = held_at(t, t.to);
     const auto [first, last] = entries_of(t);
     bool fits = true;
     for (int64_t entry = first; entry < last; ++entry) {
@@ -220,14 +223,14 @@ class RankRun {
       }
     }
     if (!fits) {
-      question_.faults.add(where(part_, question_.pass, t.needed_by), ": adds ", name_of(t.payload), " of rank ",
-                           t.owner, " to slot ", t.to.slot, ", which does not hold it");
+      proof_.faults.add(where(part_, proof_.pass, t.needed_by), ": adds ", name_of(t.payload), " of rank ", t.owner,
+                        " to slot ", t.to.slot, ", which does not hold it");
     }
-    question_.mail.erase(found);
+    proof_.mail.erase(found);
   }
 
   void compute(const Step& step) {
-    for (int64_t entry = 0; entry < question_.entries; ++entry) {
+    for (int64_t entry = 0; entry < proof_.entries; ++entry) {
       const std::vector<RowRun> q = operand_runs(step, step.q, row_inputs(), entry);
       const std::vector<RowRun> kv = operand_runs(step, step.kv, {Payload::kK, Payload::kV}, entry);
       take_tiles(step, q, kv, entry);
@@ -268,9 +271,8 @@ class RankRun {
         complain(step, "reads ", name_of(payload), " from slot ", operand.slot, ", where it has not arrived");
         return {};
       }
-      for (const Flight& flight : flights_) {
-        const bool is_late =
-            flight.arrives && flight.transfer->payload == payload && flight.transfer->to.slot == operand.slot;
+      for (const TransferEnd& end : under_way_) {
+        const bool is_late = end.arrives && end.transfer->payload == payload && end.transfer->to.slot == operand.slot;
         if (is_late) complain(step, "reads ", name_of(payload), " from slot ", operand.slot, " while it arrives");
       }
       for (const HeadRange& heads : heads_used(payload)) {
@@ -307,10 +309,10 @@ class RankRun {
         complain(step, "a tile has batch entry ", tile.batch, " of ", part_.problem.batch);
         continue;
       }
-      if (question_.entry_of(tile.batch) != entry) continue;
+      if (proof_.entry_of(tile.batch) != entry) continue;
       if (tile.batch != batch_known) {
-        q_segments = segments_of(q, question_.plan.q_map(), tile.batch);
-        kv_segments = segments_of(kv, question_.plan.kv_map(), tile.batch);
+        q_segments = segments_of(q, proof_.plan.q_map(), tile.batch);
+        kv_segments = segments_of(kv, proof_.plan.kv_map(), tile.batch);
         batch_known = tile.batch;
       }
       const bool q_fits = lies_in(q_segments, tile.q_row0, tile.q_rows, tile.q_pos0, tile.q_stride);
@@ -325,8 +327,8 @@ class RankRun {
       }
       if (!q_fits || !kv_fits) continue;
       for (const HeadBlock& block : part_.heads) {
-        question_.work.push_back({part_.rank, step.step, tile, block.q_begin, block.q_end, step.q.owner, step.kv.owner,
-                                  step.dq.is_computed(), step.dkv.is_computed()});
+        proof_.work.push_back({part_.rank, step.step, tile, block.q_begin, block.q_end, step.q.owner, step.kv.owner,
+                               step.dq.is_computed(), step.dkv.is_computed()});
       }
     }
   }
@@ -341,7 +343,7 @@ class RankRun {
   void for_each_rect(Payload payload, const Operand& operand, const std::vector<RowRun>& runs, int64_t entry,
                      Action&& action) {
     const HeadRange heads = heads_of(payload, part_.problem, operand);
-    Held& buffer =
+    LabelledTensor& buffer =
         operand.slot == kOwnSlot
             ? own(payload)
             : held(payload,
@@ -372,9 +374,9 @@ class RankRun {
       complain(step, "adds ", name_of(payload), " of ", operand.rows, " rows in the caller's tensor");
       return;
     }
-    for (const Flight& flight : flights_) {
-      const Transfer& t = *flight.transfer;
-      const int64_t slot = flight.arrives ? t.to.slot : t.from.slot;
+    for (const TransferEnd& end : under_way_) {
+      const Transfer& t = *end.transfer;
+      const int64_t slot = end.arrives ? t.to.slot : t.from.slot;
       if (t.payload == payload && slot == place.slot && t.num_rows() > 0) {
         complain(step, "adds ", name_of(payload), " in slot ", slot, ", which is under way");
       }
@@ -394,7 +396,7 @@ class RankRun {
   }
 
   void expect(Payload payload, int64_t entry, Rect rect) {
-    const auto [found, is_new] = question_.expected.try_emplace({payload, rect.owner, entry});
+    const auto [found, is_new] = proof_.expected.try_emplace({payload, rect.owner, entry});
     if (is_new) found->second.put(whole(payload, rect.owner));
     rect.row = rect.owner_row;
     found->second.add(rect);
@@ -404,9 +406,9 @@ class RankRun {
     const int64_t rows = part_.local_rows(payload, part_.rank);
     const Window all{0, size_of(payload, part_.problem).heads, 0, rows};
     int64_t missing = 0, wrong = 0;
-    for (int64_t entry = 0; entry < question_.entries; ++entry) {
+    for (int64_t entry = 0; entry < proof_.entries; ++entry) {
       int64_t held = 0;
-      const LabelField& expected = question_.expected[{payload, part_.rank, entry}];
+      const LabelField& expected = proof_.expected[{payload, part_.rank, entry}];
       for (const Rect& rect : own(payload).entries[static_cast<size_t>(entry)].read(all)) {
         if (rect.owner == part_.rank && rect.owner_row == rect.row) held += rect.area();
         if (!is_gradient(payload)) continue;
@@ -418,39 +420,39 @@ class RankRun {
     }
     const char* pass = is_forward() ? " forward" : " backward";
     if (missing > 0) {
-      question_.faults.add("rank ", part_.rank, pass, ": ", missing, " rows of ", name_of(payload),
-                           " (all heads counted) never come home");
+      proof_.faults.add("rank ", part_.rank, pass, ": ", missing, " rows of ", name_of(payload),
+                        " (all heads counted) never come home");
     }
     if (wrong > 0) {
-      question_.faults.add("rank ", part_.rank, pass, ": ", wrong, " rows of ", name_of(payload),
-                           " (all heads counted) come home without each rank's part once");
+      proof_.faults.add("rank ", part_.rank, pass, ": ", wrong, " rows of ", name_of(payload),
+                        " (all heads counted) come home without each rank's part once");
     }
   }
 
   // The rows that the plan calls padding are those that hold no position.
   void prove_padding() {
     const auto num_lists = static_cast<int64_t>(part_.q_padding.size());
-    bool fits = num_lists == question_.plan.q_map().num_lists();
+    bool fits = num_lists == proof_.plan.q_map().num_lists();
     for (int64_t list = 0; fits && list < num_lists; ++list) {
       std::vector<RowRange> padding;
       int64_t row = 0;
       const auto add_up_to = [&](int64_t end) {
         if (end > row) padding.push_back({row, end});
       };
-      for (const Segment& segment : segments_of(q_held_, question_.plan.q_map(), list)) {
+      for (const Segment& segment : segments_of(q_held_, proof_.plan.q_map(), list)) {
         add_up_to(segment.local_row);
         row = segment.local_row + segment.length;
       }
       add_up_to(q_held_rows_);
       fits = padding == part_.q_padding[static_cast<size_t>(list)];
     }
-    if (!fits) question_.faults.add("rank ", part_.rank, " forward: names other padding rows than its queries have");
+    if (!fits) proof_.faults.add("rank ", part_.rank, " forward: names other padding rows than its queries have");
   }
 
   const RankPlan& part_;
-  Question& question_;
-  std::map<Slot, Held> held_;
-  std::vector<Flight> flights_;
+  PassProof& proof_;
+  std::map<Slot, LabelledTensor> held_;
+  std::vector<TransferEnd> under_way_;
   std::vector<RowRun> q_held_;
   int64_t q_held_rows_ = 0;
 };
@@ -474,18 +476,18 @@ int64_t entries_of(const Plan& plan, std::span<const RankPlan> parts, Pass pass)
 }  // namespace
 
 std::vector<Work> prove_flow(const Plan& plan, std::span<const RankPlan> parts, Pass pass, Faults& faults) {
-  Question question{plan, pass, entries_of(plan, parts, pass), faults};
+  PassProof proof{plan, pass, entries_of(plan, parts, pass), faults};
   std::vector<std::unique_ptr<RankRun>> runs;
   size_t num_steps = 0;
   for (const RankPlan& part : parts) {
-    runs.push_back(std::make_unique<RankRun>(part, question));
+    runs.push_back(std::make_unique<RankRun>(part, proof));
     num_steps = std::max(num_steps, steps_of(part, pass).size());
   }
   for (size_t s = 0; s < num_steps; ++s) {
     for (const auto& run : runs) run->begin_step(s);
   }
   for (const auto& run : runs) run->finish();
-  return std::move(question.work);
+  return std::move(proof.work);
 }
 
 }  // namespace ringspan::detail

@@ -73,7 +73,7 @@ class TransferCheck {
     }
   }
 
-  void check_place(const char* end, const Place& place) {
+  void check_place(const char* end, const BufferPlace& place) {
     if (place.slot < 0 || place.slot >= kNumSlots) {
       complain("goes ", end, " slot ", place.slot, " of ", kNumSlots);
       return;
@@ -81,7 +81,7 @@ class TransferCheck {
     if (place.slot == kOwnSlot) {
       const int64_t holder = end[0] == 'f' ? transfer_.src : transfer_.dst;
       if (transfer_.owner != holder) complain("goes ", end, " the tensor of rank ", holder, ", which is not its owner");
-      if (place != Place{}) complain("names rows of a buffer in the caller's tensor");
+      if (place != BufferPlace{}) complain("names rows of a buffer in the caller's tensor");
       return;
     }
     const int64_t rows = transfer_.num_rows();

@@ -5,7 +5,7 @@
 
 namespace ringspan::detail {
 
-std::vector<EndRun> end_runs(const Transfer& t, const Place& place) {
+std::vector<EndRun> end_runs(const Transfer& t, const BufferPlace& place) {
   std::vector<EndRun> runs;
   int64_t next = 0;
   if (place.slot == kOwnSlot) {
@@ -34,7 +34,7 @@ bool is_named(const Transfer& t, const EndRun& run, const Rect& rect) {
   return fitting == rect.count;
 }
 
-bool meets(const Transfer& a, const Place& at_a, const Transfer& b, const Place& at_b) {
+bool meets(const Transfer& a, const BufferPlace& at_a, const Transfer& b, const BufferPlace& at_b) {
   if (a.payload != b.payload || at_a.slot != at_b.slot) return false;
   if (a.head_end <= b.head_begin || b.head_end <= a.head_begin) return false;
   if (a.batch_end <= b.batch_begin || b.batch_end <= a.batch_begin) return false;

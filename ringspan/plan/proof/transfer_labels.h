@@ -12,13 +12,13 @@ namespace ringspan::detail {
 struct EndRun {
   int64_t row = 0, count = 0, message_row = 0;
 };
-std::vector<EndRun> end_runs(const Transfer& transfer, const Place& place);
+std::vector<EndRun> end_runs(const Transfer& transfer, const BufferPlace& place);
 
 // Whether a rect that lies in `run` holds the owner's rows that the transfer names for its place in the message.
 bool is_named(const Transfer& transfer, const EndRun& run, const Rect& rect);
 
 // Whether two transfers share rows and heads of a slot that both use.
-bool meets(const Transfer& a, const Place& at_a, const Transfer& b, const Place& at_b);
+bool meets(const Transfer& a, const BufferPlace& at_a, const Transfer& b, const BufferPlace& at_b);
 
 // The part of a message that belongs to the run.
 std::vector<Rect> cut_message(const std::vector<Rect>& message, const EndRun& run);

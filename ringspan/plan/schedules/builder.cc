@@ -98,14 +98,14 @@ Transfer transfer_of(const RankPlan& part, Payload payload, const Route& route, 
   const bool to_is_smaller = route.to.head_end - route.to.head_begin < route.from.head_end - route.from.head_begin;
   const HeadRange heads = heads_of(payload, part.problem, to_is_smaller ? route.to : route.from);
   const auto place_of = [&](const Operand& operand, int64_t row, int64_t stride) {
-    if (operand.slot == kOwnSlot) return Place{};
+    if (operand.slot == kOwnSlot) return BufferPlace{};
     const HeadRange held = heads_of(payload, part.problem, operand);
-    return Place{.slot = operand.slot,
-                 .rows = operand.rows,
-                 .row = row,
-                 .stride = stride,
-                 .head_begin = held.begin,
-                 .head_end = held.end};
+    return BufferPlace{.slot = operand.slot,
+                       .rows = operand.rows,
+                       .row = row,
+                       .stride = stride,
+                       .head_begin = held.begin,
+                       .head_end = held.end};
   };
   return {.step = route.step,
           .needed_by = route.needed_by,

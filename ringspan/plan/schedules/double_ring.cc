@@ -42,7 +42,7 @@ class DoubleRingWriter {
     std::vector<Step> steps = forward();
     for (Step& step : steps) add_gradients(step);
     Step last{.step = part_.world, .computes = false, .q = own_q(part_), .kv = own_kv(part_)};
-    outward(kv_gradients(), last.step, last.step + 1, sum_slot(rounds_ - 1), kOwnSlot, rounds_ - 1, last.after);
+    outward(kv_gradients(), last.step, {last.step + 1, rounds_ - 1, sum_slot(rounds_ - 1), kOwnSlot}, last.after);
     steps.push_back(std::move(last));
     return steps;
   }
@@ -77,7 +77,7 @@ class DoubleRingWriter {
       inward(kv_inputs(), s, input_slot(round, turn), input_slot(round, turn + 1), false, step.before);
     }
     if (turn == 0 && round + 1 < rounds_) {
-      outward(kv_inputs(), s, s + size_, input_slot(round, 0), input_slot(round + 1, 0), round, step.before);
+      outward(kv_inputs(), s, {s + size_, round, input_slot(round, 0), input_slot(round + 1, 0)}, step.before);
     }
     return step;
   }
@@ -85,7 +85,7 @@ class DoubleRingWriter {
   void add_gradients(Step& step) const {
     const int64_t round = round_of(step.step), turn = turn_of(step.step);
     if (turn == 0 && round > 0) {
-      outward(kv_gradients(), step.step, step.step + size_, sum_slot(round - 1), sum_slot(round), round - 1,
+      outward(kv_gradients(), step.step, {step.step + size_, round - 1, sum_slot(round - 1), sum_slot(round)},
               step.after);
     }
     const bool comes_back = turn + 1 == size_;
@@ -111,19 +111,24 @@ class DoubleRingWriter {
     }
   }
 
-  // To the same place of the next node: what has its owner `round` nodes before.
-  void outward(const std::vector<Payload>& payloads, int64_t s, int64_t needed_by, int64_t src_slot, int64_t dst_slot,
-               int64_t round, std::vector<Transfer>& transfers) const {
+  // What goes to the next node has its owner `round` nodes before.
+  struct Crossing {
+    int64_t needed_by, round, src_slot, dst_slot;
+  };
+
+  // To the same place of the next node.
+  void outward(const std::vector<Payload>& payloads, int64_t s, const Crossing& crossing,
+               std::vector<Transfer>& transfers) const {
     for (const int64_t src_node : {node(), wrap(node() - 1, rounds_)}) {
-      const int64_t owner = owner_at(src_node, place(), round, 0);
+      const int64_t owner = owner_at(src_node, place(), crossing.round, 0);
       hop(payloads,
           {.step = s,
-           .needed_by = needed_by,
+           .needed_by = crossing.needed_by,
            .src = rank_at(src_node, place()),
            .dst = rank_at(src_node + 1, place()),
            .owner = owner,
-           .from = kv_shard(part_, owner, src_slot),
-           .to = kv_shard(part_, owner, dst_slot)},
+           .from = kv_shard(part_, owner, crossing.src_slot),
+           .to = kv_shard(part_, owner, crossing.dst_slot)},
           transfers);
     }
   }

@@ -9,7 +9,8 @@ namespace {
 // Every piece is a message. Head and tail, and padding behind each of them, are four.
 constexpr size_t kMostPieces = 4;
 
-struct Held {
+// A segment, and which of the shards holds it.
+struct ShardSegment {
   size_t shard = 0;
   Segment segment{};
 };
@@ -17,7 +18,7 @@ struct Held {
 // How many of `held`, sorted by position, interleave to one run of positions from the first on: as many as their
 // stride, each one position behind the one before, none longer than it and the last at most one row shorter than the
 // first. One where they do not.
-size_t interleaved(std::span<const Held> held) {
+size_t interleaved(std::span<const ShardSegment> held) {
   const Segment& first = held.front().segment;
   const auto stride = static_cast<size_t>(first.stride);
   if (first.length == 1 || stride > held.size()) return 1;
@@ -36,11 +37,12 @@ size_t interleaved(std::span<const Held> held) {
 class Sequence {
  public:
   Sequence(const ShardMap& map, std::span<const int64_t> ranks) {
-    std::vector<Held> held;
+    std::vector<ShardSegment> held;
     for (size_t shard = 0; shard < ranks.size(); ++shard) {
       for (const Segment& segment : map.segments(ranks[shard])) held.push_back({shard, segment});
     }
-    std::sort(held.begin(), held.end(), [](const Held& a, const Held& b) { return a.segment.begin < b.segment.begin; });
+    std::sort(held.begin(), held.end(),
+              [](const ShardSegment& a, const ShardSegment& b) { return a.segment.begin < b.segment.begin; });
     team_.pieces.resize(ranks.size());
     team_.buffer.segments.resize(1);
     for (size_t k = 0; k < held.size();) {
@@ -54,7 +56,7 @@ class Sequence {
   TeamRows take() { return std::move(team_); }
 
  private:
-  void add_run(std::span<const Held> run) {
+  void add_run(std::span<const ShardSegment> run) {
     const auto count = static_cast<int64_t>(run.size());
     Segment whole = run.front().segment;
     whole.local_row = team_.buffer.count;

@@ -61,7 +61,12 @@ namespace {
 class Teams {
  public:
   Teams(const Plan& plan, const RankPlan& part, int64_t size)
-      : plan_(plan), part_(part), size_(size), mine_(part.rank / size), q_(side_of(false)), kv_(side_of(true)) {}
+      : plan_(plan),
+        part_(part),
+        size_(size),
+        mine_(part.rank / size),
+        q_(rows_of_side(false)),
+        kv_(rows_of_side(true)) {}
 
   int64_t count() const { return part_.world / size_; }
   int64_t mine() const { return mine_; }
@@ -88,16 +93,16 @@ class Teams {
   Operand own(bool of_kv, int64_t rank) const { return of_kv ? kv_shard(part_, rank) : q_shard(part_, rank); }
 
  private:
-  struct Side {
+  struct SideRows {
     TeamRows team{};
     std::vector<Operand> gathered{};           // by place
     std::vector<int64_t> earlier_heads_end{};  // by place
   };
 
-  const Side& side(bool of_kv) const { return of_kv ? kv_ : q_; }
+  const SideRows& side(bool of_kv) const { return of_kv ? kv_ : q_; }
 
-  Side side_of(bool of_kv) const {
-    Side side{.team = in_sequence(of_kv ? plan_.kv_map() : plan_.q_map(), my_ranks())};
+  SideRows rows_of_side(bool of_kv) const {
+    SideRows side{.team = in_sequence(of_kv ? plan_.kv_map() : plan_.q_map(), my_ranks())};
     int64_t heads_end = 0;
     for (int64_t place = 0; place < size_; ++place) {
       Operand operand{.slot = 1, .owner = kSeveral, .rows = side.team.buffer.count};
@@ -116,7 +121,7 @@ class Teams {
   const Plan& plan_;
   const RankPlan& part_;
   int64_t size_, mine_;
-  Side q_, kv_;
+  SideRows q_, kv_;
 };
 
 // The exchanges of heads within this rank's team.
@@ -178,7 +183,7 @@ class HeadExchange {
     for (const int64_t other : teams_.my_ranks()) action(other, part_.rank);
   }
 
-  // A head that several ranks give back: whoever comes first in rank order overwrites what lies there, the others add.
+  // A head that several ranks give back: the first in rank order overwrites what lies there, the others add.
   void add_home(std::vector<Transfer>& transfers, Payload payload, const Route& route, const RowRange& rows) const {
     Transfer rest = transfer_of(part_, payload, route, {rows});
     const int64_t shared_end = is_gradient(payload) ? std::min(end_of_earlier(payload, route.src), rest.head_end) : 0;

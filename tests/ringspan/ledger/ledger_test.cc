@@ -44,7 +44,8 @@ ShardMap map_named(const std::string& name, int64_t world) {
 MaskSpec causal() { return MaskSpec::causal(kSeqLen, kSeqLen, Corner::kTopLeft); }
 
 Plan plan_for(const Problem& problem, const ShardMap& map, std::optional<Exchange> exchange) {
-  return build_plan(problem, causal(), map, map, Schedule::kRing,
+  const Schedule schedule = exchange == Exchange::kAllGather ? Schedule::kGather : Schedule::kRing;
+  return build_plan(problem, causal(), map, map, schedule,
                     exchange ? route_of(*exchange, map.world()) : GradRoute::kFromNext);
 }
 
@@ -81,10 +82,11 @@ TEST_P(LedgerTest, EqualsTheFormulaOfEachExchange) {
   for (const Exchange exchange : {Exchange::kAllToAll, Exchange::kP2p, Exchange::kAllGather}) {
     const Plan plan = plan_for(p, map, exchange);
     for (int64_t rank = 0; rank < world(); ++rank) {
-      // K/V of all ranks but the next one pass through; gradients of all (collective) or of all but the own (p2p).
+      // Ring: K/V of all ranks but the next one pass through; gradients of all (collective) or of all but the own (p2p).
+      // Gather: all shards as long as the longest; gradients of all but the own.
       const int64_t ring_rows = kSeqLen - rows_of(map, (rank + 1) % world());
       const int64_t kv_rows = exchange == Exchange::kAllGather ? (world() - 1) * longest : world() == 1 ? 0 : ring_rows;
-      const int64_t grad_rows = world() == 1 ? 0 : kSeqLen - (exchange == Exchange::kP2p ? rows_of(map, rank) : 0);
+      const int64_t grad_rows = world() == 1 ? 0 : kSeqLen - (exchange == Exchange::kAllToAll ? 0 : rows_of(map, rank));
       const RankLedger ledger = ledger_of(plan.rank(rank), exchange);
       std::map<Payload, int64_t> forward, backward;
       for (const StepLedger& step : ledger.forward.steps) {
@@ -138,7 +140,7 @@ TEST(LedgerMessagesTest, OneHopIsOneMessage) {
   const ShardMap even = ShardMap::contiguous(kSeqLen, 4);
   EXPECT_EQ(messages(even, Exchange::kAllToAll, 0), std::pair(int64_t{3}, int64_t{7}));
   EXPECT_EQ(messages(even, Exchange::kP2p, 0), std::pair(int64_t{3}, int64_t{6}));
-  EXPECT_EQ(messages(even, Exchange::kAllGather, 0), std::pair(int64_t{1}, int64_t{5}));
+  EXPECT_EQ(messages(even, Exchange::kAllGather, 0), std::pair(int64_t{1}, int64_t{2}));
   // Rank 1 holds all: rank 0 has nothing to pass on but what comes back to it. A collective is posted all the same.
   const ShardMap lone = ShardMap::from_lengths({0, kSeqLen});
   EXPECT_EQ(messages(lone, Exchange::kP2p, 0), std::pair(int64_t{0}, int64_t{1}));
@@ -170,15 +172,17 @@ TEST(LedgerCaseTest, PeakDoesNotGrowWithRanksInARing) {
     const Problem problem{
         .q_heads = 4, .kv_heads = 2, .q_len = 64 * world, .kv_len = 64 * world, .qk_dim = 16, .v_dim = 16, .scale = 1};
     const ShardMap map = ShardMap::contiguous(64 * world, world);
-    const Plan plan = build_plan(problem, MaskSpec::full(64 * world, 64 * world), map, map, Schedule::kRing,
-                                 route_of(exchange, world));
+    const Schedule schedule = exchange == Exchange::kAllGather ? Schedule::kGather : Schedule::kRing;
+    const Plan plan =
+        build_plan(problem, MaskSpec::full(64 * world, 64 * world), map, map, schedule, route_of(exchange, world));
     const RankLedger ledger = ledger_of(plan.rank(0), exchange);
     return std::pair(ledger.forward.peak_bytes, ledger.backward.peak_bytes);
   };
   EXPECT_EQ(peak(4, Exchange::kAllToAll), peak(8, Exchange::kAllToAll));
   EXPECT_EQ(peak(4, Exchange::kP2p), peak(8, Exchange::kP2p));
   const int64_t kv = 2 * 2 * 64 * 16 * 4;
-  EXPECT_EQ(peak(8, Exchange::kAllGather).first - peak(4, Exchange::kAllGather).first, 4 * kv);
+  // All shards as they came, and those of the other ranks side by side.
+  EXPECT_EQ(peak(8, Exchange::kAllGather).first - peak(4, Exchange::kAllGather).first, 2 * 4 * kv);
   // out, three statistics, and K/V twice: one being read, one arriving.
   EXPECT_EQ(peak(4, Exchange::kP2p).first, 4 * 64 * 16 * 4 + 3 * 4 * 64 * 4 + 2 * kv);
 }
@@ -208,6 +212,29 @@ TEST(LedgerCaseTest, RefusesAPlanOfAnotherRoute) {
   const Plan plan = plan_for(small_problem(), ShardMap::contiguous(kSeqLen, 2), Exchange::kP2p);
   EXPECT_THROW(ledger_of(plan.rank(0), Exchange::kAllToAll), Error);
   EXPECT_NO_THROW(ledger_of(plan.rank(0), Exchange::kP2p));
+}
+
+TEST(ExchangeTest, AllGatherCarriesScheduleGatherAlone) {
+  for (const Schedule& schedule : schedules_for(4)) {
+    EXPECT_TRUE(carries(Exchange::kAllToAll, schedule));
+    EXPECT_TRUE(carries(Exchange::kP2p, schedule));
+    EXPECT_EQ(carries(Exchange::kAllGather, schedule), schedule == Schedule::kGather) << name_of(schedule);
+  }
+  EXPECT_NO_THROW(check_exchange(Exchange::kAllGather, Schedule::kGather));
+  try {
+    check_exchange(Exchange::kAllGather, Schedule::kRing);
+    FAIL() << "ring by all_gather was accepted";
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find(R"(use schedule="gather", exchange="all_gather")"), std::string::npos);
+  }
+  const Plan ring = plan_for(small_problem(), ShardMap::contiguous(kSeqLen, 2), Exchange::kAllToAll);
+  EXPECT_THROW(ledger_of(ring.rank(0), Exchange::kAllGather), Error);
+}
+
+TEST(ExchangeTest, HelpNamesEach) {
+  for (const char* name : {"auto", "all_to_all", "p2p", "all_gather"}) {
+    EXPECT_NE(exchange_help().find(name), std::string::npos);
+  }
 }
 
 TEST(ExchangeTest, NamesAndRoutes) {

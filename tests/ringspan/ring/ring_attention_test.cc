@@ -133,8 +133,8 @@ TEST(RingAttention, SendsWhatThePlanSays) {
       const SentBytes planned = sent_bytes(plan.rank(rank));
       EXPECT_EQ(got.forward[rank].bytes_sent, planned.forward);
       EXPECT_EQ(got.total[rank].bytes_sent, planned.forward + planned.backward);
-      // K and V on 3 hops each way, their gradients on 4 or 3.
-      EXPECT_EQ(got.total[rank].messages_sent, 6 + 6 + (route == GradRoute::kFromOwner ? 8 : 6));
+      // K with V on 3 hops each way, their gradients on 4 or 3.
+      EXPECT_EQ(got.total[rank].messages_sent, 3 + 3 + (route == GradRoute::kFromOwner ? 4 : 3));
     }
   }
 }
@@ -310,7 +310,8 @@ TEST(RingAttention, ALostRankIsNamedWithItsStepAndTransfer) {
   } catch (const TransportError& error) {
     EXPECT_EQ(error.peer, 1);
     EXPECT_EQ(error.step, 0);
-    EXPECT_NE(std::string(error.what()).find("step 0, k from rank 1 to rank 0"), std::string::npos) << error.what();
+    EXPECT_NE(std::string(error.what()).find("step 0, k and v from rank 1 to rank 0"), std::string::npos)
+        << error.what();
   }
 }
 

@@ -37,8 +37,8 @@ Simulation simulated(const Plan& plan, const Machine& machine, Exchange exchange
 constexpr int64_t kLength = 2000;
 constexpr double kTile = 0.032, kHop = 0.064;
 
-Plan two_ranks(Exchange exchange = Exchange::kP2p) {
-  return plan_of("ring", MaskSpec::full(kLength, kLength), ShardMap::contiguous(kLength, 2), exchange);
+Plan two_ranks(Exchange exchange = Exchange::kP2p, const std::string& schedule = "ring") {
+  return plan_of(schedule, MaskSpec::full(kLength, kLength), ShardMap::contiguous(kLength, 2), exchange);
 }
 
 TEST(Simulate, AHopThatIsLongerThanATileShows) {
@@ -157,7 +157,7 @@ TEST(Simulate, EveryScheduleComputesWhatTheLedgerCounts) {
 
 TEST(Simulate, AllGatherIsOneExchange) {
   const Simulation simulation =
-      simulated(two_ranks(Exchange::kAllGather), testing::round_machine(), Exchange::kAllGather);
+      simulated(two_ranks(Exchange::kAllGather, "gather"), testing::round_machine(), Exchange::kAllGather);
   EXPECT_NEAR(simulation.forward.seconds, kHop + kTile, 1e-9);
 }
 
