@@ -10,8 +10,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
-
-from ringspan import machine
+from ringspan.bench.host import commit, describe_host
 
 _ROOT = Path(__file__).resolve().parent.parent
 
@@ -33,7 +32,7 @@ class Output:
         self.console = Console()
         if not self.console.is_terminal:
             self.console.width = 140
-        self.commit = machine.commit() or "unknown"
+        self.commit = commit() or "unknown"
 
     def add(self, family: str, row: dict[str, Any]) -> None:
         """Takes a row as a family yields it, completes it and shows it. What was measured is on disk at once."""
@@ -73,7 +72,7 @@ class Output:
 
     def _write(self, family: str) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        content = {"machine": machine.describe(), "quick": self.quick, "rows": self.families[family]}
+        content = {"machine": describe_host(), "quick": self.quick, "rows": self.families[family]}
         (self.folder / f"{family}.json").write_text(json.dumps(content, indent=2) + "\n")
 
 

@@ -92,7 +92,7 @@ def __dir__() -> list[str]:
 def _register_on_dtensors() -> None:
     from ringspan.dtensor import npu_ops, sdpa_hook
 
-    contract.register()
+    npu_ops.register()
     sdpa_hook.register()
 
 

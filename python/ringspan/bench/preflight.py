@@ -16,7 +16,7 @@ from ringspan.bench.result import check_free
 _PROCESS_BYTES = 400 << 20
 
 
-def check(config: Config) -> list[dict[str, str]]:
+def check_before(config: Config) -> list[dict[str, str]]:
     """One entry {check, status, detail} for each thing that was looked at; status "ok" or "warning".
 
     Raises ValueError, with both values, for what would make the run fail: memory, or a file that is not to be written.

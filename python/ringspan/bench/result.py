@@ -15,8 +15,8 @@ from typing import Any
 import jsonschema
 import torch
 
-from ringspan import machine
 from ringspan.bench.config import Config
+from ringspan.bench.host import commit, describe_host
 
 SCHEMA_VERSION = 1
 _WORKLOAD = ("seq_len", "num_heads", "kv_heads", "head_dim", "dtype", "mask", "backward", "warmup", "repeats", "seed")
@@ -63,7 +63,7 @@ def run_id_in(path: Path) -> str | None:
     return run.get("id") if run else None
 
 
-def write(path: Path, result: dict[str, Any], force: bool) -> None:
+def write_result(path: Path, result: dict[str, Any], force: bool) -> None:
     """Writes `result`, whole or not at all. ValueError if it breaks the schema or must not be written there."""
     faults = faults_of(result)
     if faults:
@@ -85,7 +85,7 @@ def write(path: Path, result: dict[str, Any], force: bool) -> None:
         raise
 
 
-def begin(config: Config, arguments: Sequence[str], run_id: str) -> dict[str, Any]:
+def begin_result(config: Config, arguments: Sequence[str], run_id: str) -> dict[str, Any]:
     """A result in which nothing is known yet but what was asked for, and on which machine."""
     smap = config.shard_map()
     workload = {"id": config.workload_id, "mode": config.mode} | {name: getattr(config, name) for name in _WORKLOAD}
@@ -93,7 +93,7 @@ def begin(config: Config, arguments: Sequence[str], run_id: str) -> dict[str, An
     workload["schedules"] = ["ring", *config.schedules]
     workload["local_rows"] = [smap.local_rows(rank) for rank in range(config.world)]
     on_device = config.backend == "nccl"
-    hardware = machine.describe() | {
+    hardware = describe_host() | {
         "backend": config.backend,
         "ranks": config.world,
         "threads_per_rank": torch.get_num_threads(),
@@ -104,7 +104,7 @@ def begin(config: Config, arguments: Sequence[str], run_id: str) -> dict[str, An
         "id": run_id,
         "command": command_of(config, arguments),
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "commit": machine.commit(),
+        "commit": commit(),
     }
     return {
         "schema_version": SCHEMA_VERSION,

@@ -1,7 +1,7 @@
 """Attention on accelerators: our plan, our exchange and our softmax state around the accelerator's own ops.
 
-The C++ side walks over the steps of a plan (binding/op/step_backend.h) and calls one op for each, whose kernel is found by
-the tensors' device. This package has the kernels for Ascend NPUs (PyTorch's key PrivateUse1) and for CUDA GPUs.
+The C++ side walks over the steps of a plan (binding/op/step_backend.h) and calls one op for each, whose kernel is found
+by the tensors' device. This package has the kernels for Ascend NPUs (PyTorch's key PrivateUse1) and for CUDA GPUs.
 docs/decisions/device.md says why.
 """
 

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from ringspan.attention import Shares, attend
 from ringspan.call import Given, Sizes
 from ringspan.dtensor.arrangement import OPERANDS, Arrangement, Place, arrange, place_of
 from ringspan.dtensor.operands import (
@@ -28,6 +27,7 @@ from ringspan.entry import Telling
 from ringspan.group import LOCAL, Group
 from ringspan.numbers import check_sum
 from ringspan.pairs import Alibi
+from ringspan.plain import Shares, attend
 from ringspan.shard_map import ShardMap
 from ringspan.stats import Stats
 

@@ -7,7 +7,7 @@ first mesh axis that cuts the rows of the query, else of key or value. Where no 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch.distributed import ProcessGroup
@@ -21,9 +21,9 @@ from ringspan.entry import take_mark, tell
 _LAYOUTS = {4: ("BNSD", "BSND"), 3: ("BSH", "SBH"), 2: ()}
 
 
-def tell_sequence_group(error: BaseException, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+def tell_sequence_group(error: BaseException, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
     """Tells the peers of a call with these arguments, whose first three are query, key and value, of `error`."""
-    given = dict(zip(OPERANDS, args, strict=False)) | kwargs
+    given = dict(zip(OPERANDS, args, strict=False)) | dict(kwargs)
     named = [given.get(name) for name in OPERANDS]
     tell_group_of(error, named, given.get("layout", "BNSD"), given.get("num_heads"))
 

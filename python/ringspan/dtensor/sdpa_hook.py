@@ -20,12 +20,14 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from ringspan.attention import OFFERED_DTYPES, attention_inside
+from ringspan.attention import attention_inside
 from ringspan.dtensor import private
+from ringspan.dtensor.peers import tell_sequence_group
 from ringspan.dtensor.split import ENABLED, check_traceable, split_in_effect
 from ringspan.entry import enters, has_dtensors
 from ringspan.group import LOCAL
 from ringspan.masks import causal, full
+from ringspan.plain import OFFERED_DTYPES
 
 _aten_sdpa = torch.ops.aten.scaled_dot_product_attention.default
 
@@ -134,7 +136,7 @@ def _is_ours(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None
     )
 
 
-@enters(takes_dtensors=True)
+@enters(tell_sequence_group)
 def _attend(
     query: Tensor,
     key: Tensor,

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from ringspan import machine as this_machine
+from ringspan.bench.host import cpu_model, describe_host
 from ringspan.fit import check, launch
 from ringspan.fit.measure import DTYPES, Request, measure
 from ringspan.fit.solve import solve
@@ -40,7 +40,7 @@ def main(arguments: Sequence[str]) -> int:
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="ringspan fit", description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("machine.json"), help="the description (default machine.json)")
-    parser.add_argument("--name", default=this_machine.cpu_model(), help="of the machine, in the description")
+    parser.add_argument("--name", default=cpu_model(), help="of the machine, in the description")
     parser.add_argument(
         "--ranks", type=int, default=2, help="processes of one thread that measure together (default 2)"
     )
@@ -98,7 +98,7 @@ def _describe(options: argparse.Namespace, results: list[dict[str, Any]]) -> dic
     per_node = _ranks_per_node(options)
     backend = _backend() if launch.is_under_torchrun() else "gloo"
     now = datetime.datetime.now(datetime.timezone.utc).date()
-    described = this_machine.describe()
+    described = describe_host()
     return solve(
         results,
         name=options.name,

@@ -43,7 +43,7 @@ def npu_disable_cp_dtensor_dispatcher() -> None:
     ringspan.disable_cp_dtensor_dispatcher()
 
 
-def make_modules() -> dict[str, ModuleType]:
+def make_distributed_modules() -> dict[str, ModuleType]:
     """The modules by their full names."""
     from torch.distributed.tensor.experimental import _context_parallel as shared
 

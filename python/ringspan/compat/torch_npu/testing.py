@@ -81,7 +81,7 @@ def world_size() -> int:
     return int(os.environ.get(WORLD_VARIABLE, _WORLD))
 
 
-def make_modules() -> dict[str, ModuleType]:
+def make_testing_modules() -> dict[str, ModuleType]:
     """The modules by their full names. Bases of distributed tests are looked up in PyTorch when they are asked for."""
     contents: dict[str, dict[str, Any]] = {
         "torch_npu.testing": {},

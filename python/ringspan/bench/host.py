@@ -13,7 +13,7 @@ import torch
 import ringspan._ops  # noqa: F401  the instruction set in use is the library's
 
 
-def describe() -> dict[str, Any]:
+def describe_host() -> dict[str, Any]:
     """Processor, cores, instruction set in use, system and versions."""
     return {
         "cpu": cpu_model(),
@@ -38,9 +38,9 @@ def cpu_model() -> str:
 def commit() -> str | None:
     """The commit of the package's sources, marked where files differ from it; None where they are in no checkout."""
     tracked = ["git", "ls-files", "--error-unmatch", Path(__file__).name]
-    describe = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    named = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     try:
-        for command in (tracked, describe):
+        for command in (tracked, named):
             done = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, timeout=10)
             if done.returncode != 0:
                 return None
