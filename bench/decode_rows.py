@@ -9,9 +9,9 @@ from typing import Any
 import peak
 import torch
 from reference import distance_to, judge
+from ringspan.bench.clock import Clock
 from settings import Settings
 from shapes import DTYPES, decode_target
-from timing import run_first, time_in_turns
 
 import ringspan as rs
 
@@ -51,10 +51,11 @@ def _run_row(dtype: str, heads: int, threads: int, settings: Settings) -> dict[s
     }
     scores = query.double() @ key.double().transpose(-1, -2) * _HEAD_DIM**-0.5
     expected = scores.softmax(-1) @ value.double()
-    results, first = run_first(sides)
+    clock = Clock()
+    results, first = clock.first_calls(sides)
     distances = {name: distance_to((expected,), (found,)) for name, found in results.items()}
     sides["peak"] = lambda: reads.append(peak.read_bytes_per_second(threads))
-    seconds = time_in_turns(sides, first, settings.budget_s)
+    seconds = clock.shortest_in_turns(sides, first, settings.budget_s)
     target = decode_target(dtype)
     read_bytes = key.nbytes + value.nbytes
     ratio = seconds["pytorch"] / seconds["ours"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime
+import functools
 import os
 import platform
 import subprocess
@@ -35,6 +37,23 @@ def cpu_model() -> str:
     return platform.processor() or platform.machine()
 
 
+def available_bytes() -> int | None:
+    """Memory that the system could hand out now; None where it does not tell."""
+    path = Path("/proc/meminfo")
+    if path.exists():
+        for line in path.read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return None
+
+
+def stamp() -> dict[str, str | None]:
+    """The date and the commit of what is measured now."""
+    now = datetime.datetime.now(datetime.timezone.utc)
+    return {"date": now.isoformat(timespec="seconds"), "commit": commit()}
+
+
+@functools.cache
 def commit() -> str | None:
     """The commit of the package's sources, marked where files differ from it; None where they are in no checkout."""
     tracked = ["git", "ls-files", "--error-unmatch", Path(__file__).name]

@@ -16,7 +16,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 import ringspan as rs
-from ringspan.fit.clock import Clock
+from ringspan.bench.clock import Clock
+from ringspan.bench.ranks import Ranks
 from ringspan.plan import DTYPE_NAMES
 
 _HEADS = 4
@@ -54,8 +55,8 @@ def measure(group: dist.ProcessGroup, request: Request) -> Iterator[dict[str, An
 class _Rank:
     def __init__(self, group: dist.ProcessGroup, device: torch.device, request: Request) -> None:
         self.group, self.device, self.request = group, device, request
-        self.rank, self.world = dist.get_rank(group), dist.get_world_size(group)
-        self.clock = Clock(group, device)
+        ranks = Ranks(group, device)
+        self.rank, self.world, self.clock = ranks.rank, ranks.world, Clock(ranks)
 
     def _inputs(self, dtype: str, heads: int, rows: int, head_dim: int) -> list[Tensor]:
         tensors = torch.randn(4, 1, heads, rows, head_dim, device=self.device).to(DTYPES[dtype]).unbind()
@@ -93,7 +94,7 @@ class _Rank:
         best = [float("inf")] * 2
         for _ in range(self.request.repeats + 1):
             out: list[Tensor] = []
-            spans = self.clock.seconds_each(
+            spans = self.clock.parts(
                 [
                     lambda out=out: out.append(rs.attention(*leaves, mask=mask, **({"group": rs.LOCAL} | options))),
                     lambda out=out: torch.autograd.grad(out[0], leaves, dout),
