@@ -1,7 +1,7 @@
 """What `attention` and `plan` offer and refuse: one table, read by the checks, by the documentation and by a test.
 
-On the CPU every feature is exact in every layout, schedule and dtype: tests/python/test_support.py runs each against the
-oracle. `table()` is the text between the markers in docs/python.md.
+On the CPU every feature is exact in every layout, schedule and dtype: tests/python/test_support.py runs each against
+the oracle. `table()` is the text between the markers in docs/python.md.
 """
 
 from __future__ import annotations
