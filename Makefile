@@ -138,6 +138,7 @@ lint: $(STAMPS)/check
 	$(BIN)/clang-format --dry-run -Werror $(CXX_FILES)
 	$(BIN)/python tools/check_style.py
 	$(BIN)/python tools/check_faults.py
+	$(BIN)/python tools/check_duplicates.py
 
 layers: $(STAMPS)/venv
 	$(BIN)/python tools/check_layers.py

@@ -10,7 +10,7 @@ import peak
 import torch
 from reference import Distance, distance_to, judge, reference_of
 from ringspan.bench.clock import Clock, Side
-from settings import Settings
+from settings import Settings, run_each
 from shapes import Case, kernel_target
 from torch import Tensor
 
@@ -28,9 +28,7 @@ def names(settings: Settings) -> list[str]:
 
 def run(selected: Sequence[str], settings: Settings) -> Iterator[dict[str, Any]]:
     """Times and checks each selected row."""
-    rows = _rows(settings)
-    for name in selected:
-        yield {"name": name, **_run_row(*rows[name], settings)}
+    return run_each(_rows(settings), selected, _run_row, settings)
 
 
 def _rows(settings: Settings) -> dict[str, tuple[Case, int]]:
