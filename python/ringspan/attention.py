@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -102,4 +103,4 @@ def attention(
 
 
 # For fronts that are an entry themselves, so that one mistake is told once.
-attention_inside = attention.__wrapped__
+attention_inside = inspect.unwrap(attention)

@@ -51,7 +51,7 @@ def enters(tell_on_dtensors: TellOnDTensors | None = None) -> Callable[[Callable
         def enter(*args: P.args, **kwargs: P.kwargs) -> R:
             if torch.compiler.is_compiling() or kwargs.get("assume_agreed") is True:
                 return function(*args, **kwargs)
-            group = kwargs.get("group")
+            group: Any = kwargs.get("group")
             peers = None if group is None else _peers_of(group)
             try:
                 return function(*args, **kwargs)

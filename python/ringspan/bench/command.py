@@ -82,7 +82,7 @@ def _run(config: Config, arguments: Sequence[str], checks: list[dict[str, str]])
                 reporter.beat()
                 bar.show(phase, done, total)
 
-            ranks = Ranks(dist.group.WORLD, _device(config))
+            ranks = Ranks(dist.distributed_c10d._get_default_group(), _device(config))
             measure(config, ranks, record, beat)
         written = config.rank != 0 or _write(config, record)
         reporter.succeed()

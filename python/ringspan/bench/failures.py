@@ -154,6 +154,6 @@ class Reporter:
 
 
 def _place_of_main() -> str:
-    frame = sys._current_frames().get(threading.main_thread().ident)
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
     last = traceback.extract_stack(frame)[-1] if frame else None
     return f"{last.name}, line {last.lineno}" if last else "an unknown place"

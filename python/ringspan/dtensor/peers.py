@@ -42,7 +42,8 @@ def tell_group_of(error: BaseException, operands: Sequence[Any], layout: Any, nu
 def _group_of_call(operands: Sequence[Any], layout: Any, num_heads: Any) -> ProcessGroup | None:
     for heads in (num_heads, None):
         with contextlib.suppress(Exception):
-            return arrange(*operands, layout, heads).roles.sequence_group()
+            query, key, value = operands
+            return arrange(query, key, value, layout, heads).roles.sequence_group()
     return _guessed_group([one for one in operands if isinstance(one, DTensor)], layout)
 
 

@@ -151,10 +151,8 @@ def _attend(
     if is_causal and attn_mask is not None:
         raise RuntimeError("is_causal=True and attn_mask are both given to scaled_dot_product_attention; give one")
     if query.dim() == 3 and not isinstance(query, DTensor):
-        whole = _attend(
-            *(tensor.unsqueeze(0) for tensor in (query, key, value)),
-            attn_mask, dropout_p, is_causal, scale, enable_gqa,
-        )  # fmt: skip
+        q, k, v = (tensor.unsqueeze(0) for tensor in (query, key, value))
+        whole = _attend(q, k, v, attn_mask, dropout_p, is_causal, scale, enable_gqa)
         return whole.squeeze(0)
     if not enable_gqa and query.shape[1] != key.shape[1]:
         raise RuntimeError(f"query has {query.shape[1]} heads and key {key.shape[1]}; give it enable_gqa=True")

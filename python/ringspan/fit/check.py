@@ -151,6 +151,7 @@ def _measure(group: dist.ProcessGroup, argument: tuple[Sequence[Workload], int])
         options = {"mask": workload.make_mask(), "shard_map": smap, "group": group, "schedule": workload.schedule}
 
         def call(leaves: Any = leaves, dout: Any = dout, options: Any = options) -> None:
-            torch.autograd.grad(rs.attention(*leaves, **options), leaves, dout)
+            out: Any = rs.attention(*leaves, **options)
+            torch.autograd.grad(out, leaves, dout)
 
         yield clock.shortest(call, rounds)
