@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.distributed_c10d import GroupName
 
 
 class Local:
@@ -55,7 +56,8 @@ def rank_in(group: Group) -> int:
 
 def group_of(group_name: str) -> ProcessGroup:
     """The group of a name that `name_and_world` gave; not of ""."""
-    return dist.distributed_c10d._resolve_process_group(GroupName(group_name))
+    resolve: Any = dist.distributed_c10d._resolve_process_group
+    return resolve(group_name)
 
 
 def world_mismatch(name: str, split: int, group: Group, world: int) -> ValueError:

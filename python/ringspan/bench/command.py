@@ -19,6 +19,7 @@ from torch.distributed.rendezvous import rendezvous
 from ringspan.bench.config import Config, parse
 from ringspan.bench.decision import decide
 from ringspan.bench.failures import Reporter, describe
+from ringspan.bench.launch import world_group
 from ringspan.bench.preflight import check_before
 from ringspan.bench.progress import Bar, print_summary
 from ringspan.bench.ranks import Ranks
@@ -82,7 +83,7 @@ def _run(config: Config, arguments: Sequence[str], checks: list[dict[str, str]])
                 reporter.beat()
                 bar.show(phase, done, total)
 
-            ranks = Ranks(dist.distributed_c10d._get_default_group(), _device(config))
+            ranks = Ranks(world_group(), _device(config))
             measure(config, ranks, record, beat)
         written = config.rank != 0 or _write(config, record)
         reporter.succeed()

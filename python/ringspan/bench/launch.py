@@ -29,13 +29,20 @@ def is_under_torchrun() -> bool:
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
+def world_group() -> dist.ProcessGroup:
+    """The group of all ranks, once there is one."""
+    group = dist.group.WORLD
+    assert group is not None
+    return group
+
+
 def run_here(worker: Worker, argument: Any, backend: str) -> list[Any]:
     """Runs `worker` as one of torchrun's ranks; returns what it yielded, on every rank."""
     if backend == "nccl":
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     dist.init_process_group(backend, timeout=timedelta(seconds=_SILENCE_LIMIT_S))
     try:
-        return list(worker(dist.distributed_c10d._get_default_group(), argument))
+        return list(worker(world_group(), argument))
     finally:
         dist.destroy_process_group()
 
@@ -92,7 +99,7 @@ def _enter(rank: int, world: int, port: int, worker: Worker, argument: Any, repo
         timeout = timedelta(seconds=_SILENCE_LIMIT_S)
         store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timeout)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=timeout)
-        for value in worker(dist.distributed_c10d._get_default_group(), argument):
+        for value in worker(world_group(), argument):
             if rank == 0:
                 reports.put(("value", value))
         dist.barrier()
