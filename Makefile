@@ -136,8 +136,10 @@ lint: $(STAMPS)/check
 	$(BIN)/ruff check $(PYTHON_FOLDERS)
 	$(BIN)/ruff format --check $(PYTHON_FOLDERS)
 	$(BIN)/clang-format --dry-run -Werror $(CXX_FILES)
+	$(BIN)/mypy
 	$(BIN)/python tools/check_style.py
 	$(BIN)/python tools/check_faults.py
+	$(BIN)/python tools/check_duplicates.py
 
 layers: $(STAMPS)/venv
 	$(BIN)/python tools/check_layers.py

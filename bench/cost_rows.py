@@ -6,15 +6,14 @@ Small calls and plans have nothing to be held against; DTensors and SDPA are hel
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import peak
 import torch
 import torch.distributed as dist
+from ringspan.bench.clock import Clock
 from settings import Settings
-from timing import run_first, time_in_turns
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
@@ -56,7 +55,9 @@ def _run_small_call(name: str, repeats: int) -> dict[str, Any]:
     q, k, v = (x.requires_grad_(backward) for x in torch.randn(3, 1, 1, 1, 64).unbind())
 
     sides = {"ours": rs.attention, "pytorch": torch.nn.functional.scaled_dot_product_attention}
-    medians = {side: _median_ms(_through(call, (q, k, v), backward), 20 * repeats) for side, call in sides.items()}
+    medians = {
+        side: Clock().median(_through(call, (q, k, v), backward), 20 * repeats) * 1e3 for side, call in sides.items()
+    }
     return {
         "milliseconds": medians,
         "goals": [{"name": "call_us", "what": "us", "value": medians["ours"] * 1e3}],
@@ -127,7 +128,7 @@ def _run_plan(name: str, repeats: int) -> dict[str, Any]:
     def build() -> object:
         return rs.plan(sizes, sizes, sizes, mask=mask, shard_map=smap).sent_bytes(world // 2)
 
-    median = _median_ms(build, repeats if world < 1024 else min(repeats, 3))
+    median = Clock().median(build, repeats if world < 1024 else min(repeats, 3)) * 1e3
     return {
         "milliseconds": {"plan": median},
         "goals": [{"name": "plan_ms", "what": "ms for one rank", "value": median}],
@@ -151,7 +152,7 @@ def _run_plan_share(name: str, repeats: int) -> dict[str, Any]:
         return rs.attention(q, k, v, mask=mask, shard_map=own, kv_shard_map=whole)
 
     plan_s = peak.load_library().ringspan_plan_seconds(world, _SHARE_TOKENS, document, _HEADS, _HEAD_DIM, repeats)
-    medians = {"plan": plan_s * 1e3, "call": _median_ms(call, min(repeats, 5))}
+    medians = {"plan": plan_s * 1e3, "call": Clock().median(call, min(repeats, 5)) * 1e3}
     share = medians["plan"] / medians["call"]
     return {
         "milliseconds": medians,
@@ -161,15 +162,6 @@ def _run_plan_share(name: str, repeats: int) -> dict[str, Any]:
 
 def _shortest_ms(sides: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
     """Of each side, in turns. A difference of two calls this short drowns in what else the machine does."""
-    first = run_first(sides)[1]
-    return {side: seconds * 1e3 for side, seconds in time_in_turns(sides, first, _BUDGET_S, rounds).items()}
-
-
-def _median_ms(run: Callable[[], Any], repeats: int) -> float:
-    run()
-    spans = []
-    for _ in range(repeats):
-        begin = time.perf_counter()
-        run()
-        spans.append(time.perf_counter() - begin)
-    return sorted(spans)[repeats // 2] * 1e3
+    clock = Clock()
+    shortest = clock.shortest_in_turns(sides, clock.first_calls(sides)[1], _BUDGET_S, rounds)
+    return {side: seconds * 1e3 for side, seconds in shortest.items()}

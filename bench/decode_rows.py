@@ -9,9 +9,9 @@ from typing import Any
 import peak
 import torch
 from reference import distance_to, judge
-from settings import Settings
+from ringspan.bench.clock import Clock
+from settings import Settings, run_each
 from shapes import DTYPES, decode_target
-from timing import run_first, time_in_turns
 
 import ringspan as rs
 
@@ -26,9 +26,7 @@ def names(settings: Settings) -> list[str]:
 
 def run(selected: Sequence[str], settings: Settings) -> Iterator[dict[str, Any]]:
     """Times and checks each selected row."""
-    rows = _rows(settings)
-    for name in selected:
-        yield {"name": name, **_run_row(*rows[name], settings)}
+    return run_each(_rows(settings), selected, _run_row, settings)
 
 
 def _rows(settings: Settings) -> dict[str, tuple[str, int, int]]:
@@ -51,10 +49,11 @@ def _run_row(dtype: str, heads: int, threads: int, settings: Settings) -> dict[s
     }
     scores = query.double() @ key.double().transpose(-1, -2) * _HEAD_DIM**-0.5
     expected = scores.softmax(-1) @ value.double()
-    results, first = run_first(sides)
+    clock = Clock()
+    results, first = clock.first_calls(sides)
     distances = {name: distance_to((expected,), (found,)) for name, found in results.items()}
     sides["peak"] = lambda: reads.append(peak.read_bytes_per_second(threads))
-    seconds = time_in_turns(sides, first, settings.budget_s)
+    seconds = clock.shortest_in_turns(sides, first, settings.budget_s)
     target = decode_target(dtype)
     read_bytes = key.nbytes + value.nbytes
     ratio = seconds["pytorch"] / seconds["ours"]

@@ -9,9 +9,9 @@ from typing import Any
 import peak
 import torch
 from reference import Distance, distance_to, judge, reference_of
-from settings import Settings
+from ringspan.bench.clock import Clock, Side
+from settings import Settings, run_each
 from shapes import Case, kernel_target
-from timing import Side, run_first, time_in_turns
 from torch import Tensor
 
 import ringspan as rs
@@ -28,9 +28,7 @@ def names(settings: Settings) -> list[str]:
 
 def run(selected: Sequence[str], settings: Settings) -> Iterator[dict[str, Any]]:
     """Times and checks each selected row."""
-    rows = _rows(settings)
-    for name in selected:
-        yield {"name": name, **_run_row(*rows[name], settings)}
+    return run_each(_rows(settings), selected, _run_row, settings)
 
 
 def _rows(settings: Settings) -> dict[str, tuple[Case, int]]:
@@ -49,7 +47,8 @@ def _rows(settings: Settings) -> dict[str, tuple[Case, int]]:
 def _run_row(case: Case, threads: int, settings: Settings) -> dict[str, Any]:
     torch.set_num_threads(threads)
     sides = _prepare(case)
-    results, first = run_first(sides)
+    clock = Clock()
+    results, first = clock.first_calls(sides)
     isa = torch.ops.ringspan._isa()
     peaks = []
     sides["peak"] = lambda: peaks.append(peak.flops_per_second(isa, case.torch_dtype, threads, 0.02))
@@ -59,7 +58,7 @@ def _run_row(case: Case, threads: int, settings: Settings) -> dict[str, Any]:
         name: distance_to(expected, tuple(result[0, reference.head] for result in found))
         for name, found in results.items()
     }
-    seconds = time_in_turns(sides, first, settings.budget_s)
+    seconds = clock.shortest_in_turns(sides, first, settings.budget_s)
     return _describe(case, threads, seconds, max(peaks), distances)
 
 

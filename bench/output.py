@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import datetime
-import json
 import shlex
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
-
-from ringspan import machine
+from ringspan.bench.files import write_json
+from ringspan.bench.host import describe_host, stamp
 
 _ROOT = Path(__file__).resolve().parent.parent
 
@@ -33,7 +31,6 @@ class Output:
         self.console = Console()
         if not self.console.is_terminal:
             self.console.width = 140
-        self.commit = machine.commit() or "unknown"
 
     def add(self, family: str, row: dict[str, Any]) -> None:
         """Takes a row as a family yields it, completes it and shows it. What was measured is on disk at once."""
@@ -42,7 +39,8 @@ class Output:
             row[goal["name"]] = goal["value"]
         arguments = ["bench/run.py", *(["--quick"] if self.quick else []), "--only", row["name"]]
         row["command"] = shlex.join([".venv/bin/python", *arguments])
-        row["date"], row["commit"] = _now(), self.commit
+        made = stamp()
+        row["date"], row["commit"] = made["date"], made["commit"] or "unknown"
         self.families.setdefault(family, []).append(row)
         done = sum(map(len, self.families.values()))
         # Names hold no markup, but a path in a message may.
@@ -72,9 +70,9 @@ class Output:
         return [row for rows in self.families.values() for row in rows]
 
     def _write(self, family: str) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        content = {"machine": machine.describe(), "quick": self.quick, "rows": self.families[family]}
-        (self.folder / f"{family}.json").write_text(json.dumps(content, indent=2) + "\n")
+        content = {"machine": describe_host(), "quick": self.quick, "rows": self.families[family]}
+        # A result that is not finite is told as it is.
+        write_json(self.folder / f"{family}.json", content, allow_nan=True)
 
 
 def _line(row: dict[str, Any]) -> str:
@@ -103,7 +101,3 @@ def _target(goal: dict[str, Any]) -> str:
 
 def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.3g}"
-
-
-def _now() -> str:
-    return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from ringspan.bench.clock import Clock, Side
 from settings import Settings
 from shapes import HEADS
-from timing import Side, run_first, time_in_turns
 from torch import Tensor
 
 import ringspan as rs
@@ -97,12 +97,13 @@ def _run_row(pair: Pair, backward: bool, threads: int, goal: dict[str, Any], set
             name: (lambda out=out: torch.autograd.grad(out, leaves, dout, retain_graph=True))
             for name, out in outs.items()
         }
-    results, first = run_first(sides)
+    clock = Clock()
+    results, first = clock.first_calls(sides)
     error = max(
         float((one.detach() - other.detach()).abs().max() / other.detach().abs().max().clamp(min=1e-9))
         for one, other in zip(results["ours"], results["other"], strict=True)
     )
-    seconds = time_in_turns(sides, first, settings.budget_s)
+    seconds = clock.shortest_in_turns(sides, first, settings.budget_s)
     slowdown = seconds["ours"] / seconds["other"] * pair.weight
     value = slowdown if goal["name"] == "slowdown" else 1 / slowdown
     limit = _CLOSE * (5 if backward else 1)

@@ -8,51 +8,29 @@ memory/...     memory of a rank beyond inputs and outputs
 
 from __future__ import annotations
 
-import itertools
+import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ranks import run_on_ranks
+from ring_cases import DIRECTIONS, ring_cases, schedule_cases
+from ringspan.bench.launch import run_on_processes
 from settings import Settings
-from shapes import Case
 
-_DIRECTIONS = ("forward", "forward_backward")
+WORLD = 2
 
 
 def names(settings: Settings) -> list[str]:
     """All rows."""
     agreement = [f"agreement/{exchange}" for exchange in ("all_to_all", "p2p")]
-    memory = [f"memory/{exchange}/{direction}" for exchange in ("all_to_all", "p2p") for direction in _DIRECTIONS]
+    memory = [f"memory/{exchange}/{direction}" for exchange in ("all_to_all", "p2p") for direction in DIRECTIONS]
     return [*ring_cases(settings), *schedule_cases(settings), *agreement, *memory]
 
 
 def run(selected: Sequence[str], settings: Settings) -> Iterator[dict[str, Any]]:
     """Starts the ranks if there is anything for them, and yields each row's result."""
     if selected:
-        yield from run_on_ranks(list(selected), settings)
+        # Late: PyTorch's ring, which only the ranks need, takes seconds to import.
+        from ring_worker import work
 
-
-def ring_cases(settings: Settings) -> dict[str, Case]:
-    """The problem of each row ring/...; `backward` means forward and backward together."""
-    lengths = (256,) if settings.quick else (1024, 4096)
-    dims = (64,) if settings.quick else (64, 128)
-    shapes = itertools.product(("fp32", "bf16"), lengths, dims, ("full", "causal"), _DIRECTIONS)
-    return {
-        f"ring/{dtype}/{direction}/{mask}/S{seq_len}/D{head_dim}": Case(
-            dtype, mask, seq_len, head_dim, backward=direction == "forward_backward"
-        )
-        for dtype, seq_len, head_dim, mask, direction in shapes
-    }
-
-
-def schedule_cases(settings: Settings) -> dict[str, Case]:
-    """The problem of each row schedules/...; `backward` means forward and backward together."""
-    seq_len = 256 if settings.quick else 4096
-    dims = (64,) if settings.quick else (64, 128)
-    shapes = itertools.product(("fp32", "bf16"), _DIRECTIONS, ("full", "causal", "window", "documents"), dims)
-    return {
-        f"schedules/{dtype}/{direction}/{mask}/S{seq_len}/D{head_dim}": Case(
-            dtype, mask, seq_len, head_dim, backward=direction == "forward_backward"
-        )
-        for dtype, direction, mask, head_dim in shapes
-    }
+        os.environ["OMP_NUM_THREADS"] = "1"  # read when a process starts
+        yield from run_on_processes(WORLD, work, (list(selected), settings))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +12,12 @@ import torch
 import torch.distributed as dist
 from pytorch_ring import PytorchRing
 from reference import distance_to
-from ring_rows import ring_cases, schedule_cases
+from ring_cases import ring_cases, schedule_cases
+from ringspan.bench.clock import Clock
+from ringspan.bench.ranks import Ranks
+from session import end_with_parent
 from settings import Settings
 from shapes import RING_MIN_SEQ_LEN, RING_RATIO, RING_SLOWDOWN, SCHEDULE_OVER_RING, Case
-from timing import MAX_ROUNDS, MIN_ROUNDS, SLOW_S
 from torch import Tensor
 
 import ringspan as rs
@@ -32,11 +34,21 @@ _BY_P2P = ("ring", "pruned")
 Side = Callable[[], tuple[Tensor, ...]]
 
 
+def work(group: dist.ProcessGroup, argument: tuple[list[str], Settings]) -> Iterator[dict[str, Any]]:
+    """Works through the rows of these names, on every rank in this order."""
+    end_with_parent()
+    selected, settings = argument
+    worker = RingWorker(Ranks(group), settings)
+    for name in selected:
+        yield {"name": name, **worker.run(name)}
+
+
 class RingWorker:
     """Runs rows by name. Results are meant for rank 0."""
 
-    def __init__(self, rank: int, world: int, settings: Settings) -> None:
-        self.rank, self.world, self.settings = rank, world, settings
+    def __init__(self, ranks: Ranks, settings: Settings) -> None:
+        self.ranks, self.rank, self.world, self.settings = ranks, ranks.rank, ranks.world, settings
+        self.clock = Clock(ranks)
         # The attention's group serves nothing else.
         self.group = dist.new_group()
         self.cases = ring_cases(settings) | schedule_cases(settings)
@@ -57,7 +69,7 @@ class RingWorker:
         sides = {name: call(schedule=name, exchange="all_to_all") for name in _SCHEDULES[case.backward]}
         sides |= {f"{name}/p2p": call(schedule=name, exchange="p2p") for name in _BY_P2P}
         worst, first = self._check(case, sides, run_local)
-        seconds = self._time_in_turns(sides, None, first)
+        seconds = self._shortest(sides, first)
         best = min((name for name in sides if name != "ring"), key=seconds.__getitem__)
         goal = {
             "name": "best_over_ring",
@@ -79,7 +91,7 @@ class RingWorker:
         ring_sides = {exchange: call(exchange=exchange) for exchange in _EXCHANGES}
         ring_sides["pytorch"] = self._pytorch_ring(case)
         worst, first = self._check(case, ring_sides, run_local)
-        seconds = self._time_in_turns(ring_sides, run_local, first)
+        seconds = self._shortest({**ring_sides, "local": self._alone(run_local)}, first)
         direction = "forward_backward" if case.backward else "forward"
         judged = case.seq_len >= RING_MIN_SEQ_LEN
         ours = seconds["all_to_all"]
@@ -151,53 +163,25 @@ class RingWorker:
         expected = tuple(self.smap.shard(x, self.rank, dim=2) for x in whole)
         worst, first = {}, {}
         for side, run in ring_sides.items():
-            result, first[side] = self._time_together(run)
+            result, first[side] = self.clock.call(run)
             distance = distance_to(expected, result)
-            error = torch.tensor(distance.largest if case.dtype == "fp32" else distance.rms)
-            dist.all_reduce(error, dist.ReduceOp.MAX)
-            worst[side] = error.item()
+            error = torch.tensor(distance.largest if case.dtype == "fp32" else distance.rms, dtype=torch.float64)
+            worst[side] = self.ranks.largest(error).item()
         return worst, first
 
-    def _time_in_turns(
-        self, ring_sides: dict[str, Side], run_local: Side | None, first: dict[str, float]
-    ) -> dict[str, float]:
-        """Shortest seconds over first calls and rounds, as `timing.time_in_turns`, by one clock for all ranks."""
-        shortest = first | ({"local": float("inf")} if run_local else {})
-        repeated = {side: run for side, run in ring_sides.items() if first[side] <= SLOW_S}
-        end = time.monotonic() + 2 * self.settings.budget_s
-        for done in range(MAX_ROUNDS):
-            go_on = torch.tensor(done < MIN_ROUNDS or time.monotonic() < end)
-            dist.broadcast(go_on, 0)
-            if not go_on:
-                break
-            for side, run in repeated.items():
-                shortest[side] = min(shortest[side], self._time_together(run)[1])
-            if run_local:
-                shortest["local"] = min(shortest["local"], self._time_alone(run_local))
-        return shortest
+    def _shortest(self, sides: dict[str, Callable[[], Any]], first: dict[str, float]) -> dict[str, float]:
+        return self.clock.shortest_in_turns(sides, first, 2 * self.settings.budget_s)
 
-    def _time_together(self, run: Callable[[], Any]) -> tuple[Any, float]:
-        """This rank's result; seconds from when the first rank begins until the last one ends, equal on all ranks."""
-        dist.barrier()
-        begin = time.monotonic()
-        result = run()
-        # The clock is the machine's: both processes read the same one.
-        span = torch.tensor([-begin, time.monotonic()], dtype=torch.float64)
-        dist.all_reduce(span, dist.ReduceOp.MAX)
-        return result, span.sum().item()
-
-    def _time_alone(self, run_local: Callable[[], Any]) -> float:
+    def _alone(self, run_local: Side) -> Side:
         """Rank 0 uses both cores; the others wait without using one."""
-        seconds = float("inf")
-        dist.barrier()
-        if self.rank == 0:
-            torch.set_num_threads(_LOCAL_THREADS)
-            begin = time.monotonic()
-            run_local()
-            seconds = time.monotonic() - begin
-            torch.set_num_threads(1)
-        dist.barrier()
-        return seconds
+
+        def run() -> None:
+            if self.rank == 0:
+                torch.set_num_threads(_LOCAL_THREADS)
+                run_local()
+                torch.set_num_threads(1)
+
+        return run
 
     def _run_agreement(self, exchange: str) -> dict[str, Any]:
         """A call so small that only its fixed costs remain, with and without the comparison of calls."""
@@ -205,13 +189,10 @@ class RingWorker:
         q, k, v = torch.randn(3, 1, 1, 2, 16).unbind()
         medians = {}
         for agreed in (False, True):
-            spans = []
-            for _ in range(20 if self.settings.quick else 200):
-                dist.barrier()
-                begin = time.perf_counter()
-                rs.attention(q, k, v, shard_map=smap, group=self.group, exchange=exchange, assume_agreed=agreed)
-                spans.append(time.perf_counter() - begin)
-            medians["without" if agreed else "with"] = sorted(spans)[len(spans) // 2] * 1e3
+            options = {"shard_map": smap, "group": self.group, "exchange": exchange, "assume_agreed": agreed}
+            call = partial(rs.attention, q, k, v, **options)
+            seconds = self.clock.median(call, 20 if self.settings.quick else 200)
+            medians["without" if agreed else "with"] = seconds * 1e3
         return {
             "threads": f"{self.world} x 1",
             "milliseconds": medians,
@@ -235,8 +216,7 @@ class RingWorker:
         extra = _status_bytes("VmHWM") - before - sum(x.nbytes for x in results)
         kv, fp32 = k.nbytes + v.nbytes, q.numel() * 4
         allowed = 2 * kv + fp32 + (64 << 20) + (2 * 2 * fp32 if backward else 0)
-        worst = torch.tensor(extra)
-        dist.all_reduce(worst, dist.ReduceOp.MAX)
+        worst = self.ranks.largest(torch.tensor(extra, dtype=torch.float64))
         goal = {
             "name": "extra_mb",
             "what": "MB beyond in and out",

@@ -30,7 +30,7 @@ import peak
 import ring_rows
 import sim_rows
 from output import Output
-from ringspan.fit.launch import RankFailed
+from ringspan.bench.launch import RankFailed
 from settings import Settings
 
 # Timed in this order; a family's rows go into the file of its name.

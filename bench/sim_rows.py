@@ -7,12 +7,13 @@ sim/prediction/...   how far it is off, on two and four real ranks of this machi
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-from ringspan.fit import check, launch
+from ringspan.bench.clock import Clock
+from ringspan.bench.launch import run_on_processes
+from ringspan.fit import check
 from ringspan.fit.measure import Request, measure
 from ringspan.fit.solve import solve
 from settings import Settings
@@ -60,9 +61,7 @@ def _time(name: str, settings: Settings) -> dict[str, Any]:
     smap = rs.ShardMap.head_tail(seq_len, world)
     plan = rs.plan(*shapes, dtype=torch.bfloat16, mask=rs.causal(), shard_map=smap, schedule=schedule)
     machine = rs.Machine.example("dgx-h100")
-    begin = time.perf_counter()
-    plan.simulate(machine)
-    seconds = time.perf_counter() - begin
+    seconds = Clock().seconds(lambda: plan.simulate(machine))
     goal = {"name": "seconds", "what": "s for 4096 ranks", "value": seconds, "at_most": _MOST_SECONDS}
     return {"name": name, "threads": os.cpu_count(), "milliseconds": {}, "goals": [goal], "wrong": None}
 
@@ -71,7 +70,7 @@ def _predict(settings: Settings) -> Iterator[dict[str, Any]]:
     worlds, rounds = _worlds(settings), 1 if settings.quick else 7
     request = Request(ranks_per_node=max(worlds), **({"seq_len": 64, "repeats": 1} if settings.quick else {}))
     description = solve(
-        launch.run_on_processes(min(worlds), measure, request),
+        run_on_processes(min(worlds), measure, request),
         name="this machine",
         source="bench/run.py",
         ranks_per_node=max(worlds),

@@ -15,8 +15,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import pytest
 import torch
-
-from ringspan import machine
+from ringspan.bench.host import describe_host
 
 for folder in ("python", "multiproc"):
     sys.path.insert(0, str(Path(__file__).parent / folder))
@@ -44,7 +43,7 @@ keep_compiled_graphs()
 
 def pytest_report_header() -> str:
     """A failure elsewhere may be one of its machine."""
-    about = machine.describe()
+    about = describe_host()
     return f"{about['cpu']}, {about['cores']} cores, {about['instruction_set']}, torch {about['torch']}"
 
 

@@ -1,5 +1,6 @@
 // Ops that tell Python the names and limits which the core's tables hold, so that none is written twice.
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <ATen/core/Dict.h>
@@ -24,9 +25,7 @@ c10::Dict<std::string, Names> names() {
   for (const ScheduleName& schedule : schedule_names()) {
     (schedule.inner.empty() ? schedules : split_schedules).emplace_back(schedule.name);
   }
-  for (const Exchange exchange : {Exchange::kAllToAll, Exchange::kP2p, Exchange::kAllGather}) {
-    exchanges.emplace_back(name_of(exchange));
-  }
+  for (const std::string_view exchange : exchange_names()) exchanges.emplace_back(exchange);
   for (const DType dtype : kComputedTypes) {
     dtypes.emplace_back(name_of(dtype));
     long_dtypes.emplace_back(long_name_of(dtype));

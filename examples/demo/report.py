@@ -13,8 +13,7 @@ from config import RunConfig
 from launch import RunResult
 from rich.console import Console
 from rich.table import Table
-
-from ringspan import machine
+from ringspan.bench.host import describe_host
 
 LOSS_LIMIT = 1e-4
 # The system counts the transport's headers too: about a hundred bytes a message.
@@ -68,7 +67,7 @@ def build_report(single: RunConfig, single_result: RunResult, spread: RunConfig,
         "text": {"source": "Python standard library", "bytes": ranks[0]["corpus_bytes"]},
         "versions": ranks[0]["versions"],
         "instruction_set": ranks[0]["instruction_set"],
-        "machine": machine.describe(),
+        "machine": describe_host(),
         "command": shlex.join([Path(sys.executable).name, *sys.argv]),
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
     }

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -142,7 +142,7 @@ def encode_global_call(sizes: Sizes, given: Given, world: int) -> tuple[list[int
 Maps = tuple[ShardMap | None, ShardMap | None]  # of queries, of keys
 
 
-def _maps(given: Given, world: int, group: Group | str = "") -> Maps:
+def _maps(given: Given, world: int, group: Group | Literal[""] = "") -> Maps:
     """`group`: the one that has `world` ranks, "" where the number was given by itself."""
     q_map = given["shard_map"]
     kv_map = q_map if given["kv_shard_map"] is None else given["kv_shard_map"]
@@ -162,8 +162,9 @@ def _encode(batch: int, lengths: tuple[int, int], maps: Maps, mask: Mask, world:
     _check_lists("mask", mask.num_lists(), batch)
     tables: list[Tensor] = []
     q_words = [CONTIGUOUS, 0] if q_map is None else q_map.encode(tables)
-    own_kv_words = kv_map is not None and kv_map is not q_map
-    kv_words = kv_map.encode(tables) if own_kv_words else q_words if kv_map is q_map else [CONTIGUOUS, 0]
+    kv_words = q_words
+    if kv_map is not q_map:
+        kv_words = [CONTIGUOUS, 0] if kv_map is None else kv_map.encode(tables)
     words = mask.encode(Frame(*lengths, q_map is not None and kv_map is not None), tables)
     return [SPEC_VERSION, world, batch, *lengths, *q_words, *kv_words, *words], tables
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
@@ -28,6 +28,8 @@ from ringspan.group import Group, name_and_world
 
 P = ParamSpec("P")
 R = TypeVar("R")
+# Tells whom the DTensors among a call's arguments belong to of an exception.
+TellOnDTensors = Callable[[BaseException, Sequence[Any], Mapping[str, Any]], None]
 _MARK = "_ringspan_told"
 
 
@@ -38,23 +40,24 @@ class _Peers(NamedTuple):
     calls: int
 
 
-def enters(takes_dtensors: bool = False) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Makes a function public: it has its group as the keyword `group`, or finds it in DTensors that it takes."""
+def enters(tell_on_dtensors: TellOnDTensors | None = None) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Makes a function public: it has its group as the keyword `group`.
+
+    tell_on_dtensors: for a function that takes DTensors and finds its group in them.
+    """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         @functools.wraps(function)
         def enter(*args: P.args, **kwargs: P.kwargs) -> R:
             if torch.compiler.is_compiling() or kwargs.get("assume_agreed") is True:
                 return function(*args, **kwargs)
-            group = kwargs.get("group")
+            group: Any = kwargs.get("group")
             peers = None if group is None else _peers_of(group)
             try:
                 return function(*args, **kwargs)
             except BaseException as error:
-                if takes_dtensors and has_dtensors(*args, *kwargs.values()):
-                    from ringspan.dtensor.peers import tell_sequence_group
-
-                    tell_sequence_group(error, args, kwargs)
+                if tell_on_dtensors is not None and has_dtensors(*args, *kwargs.values()):
+                    tell_on_dtensors(error, args, kwargs)
                 elif peers is not None and not _is_fake(args, kwargs):
                     _tell(error, peers)
                 raise

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import functools
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -11,14 +13,44 @@ from torch.autograd.function import once_differentiable
 
 from ringspan.group import Group, group_of, name_and_world, rank_in, world_mismatch
 
-if TYPE_CHECKING:
-    from ringspan.shard_map import ShardMap
-
 _GRADS = ("sum", "slice")
 
 
-def gather_rows(smap: ShardMap, x: Tensor, group: Group, dim: int, grad: str | None, batch_dim: int) -> Tensor:
-    """See `ShardMap.unshard`."""
+class Map(Protocol):
+    """What is asked of a `ShardMap`, which stands above this module."""
+
+    @property
+    def seq_len(self) -> int:
+        """Positions of the whole."""
+
+    @property
+    def world_size(self) -> int:
+        """Ranks that share it out."""
+
+    @property
+    def num_lists(self) -> int:
+        """Batch entries that are told apart."""
+
+    def local_rows(self, rank: int) -> int:
+        """Of the local tensors of `rank`."""
+
+    def positions(self, rank: int, batch: int = 0) -> Tensor:
+        """Of the local rows, -1 for padding."""
+
+    def shard(self, x: Tensor, rank: int, dim: int, batch_dim: int = 0) -> Tensor:
+        """The rows of `rank` out of the whole."""
+
+
+@dataclass(frozen=True)
+class Axes:
+    """Where rows and batch entries lie in a tensor."""
+
+    rows: int
+    batch: int
+
+
+def place_in(group: Group, world_size: int, x: Tensor) -> tuple[str, int]:
+    """The name of the group ("" = this process alone) and the rank in it. Raises what `unshard` does for these."""
     if torch.compiler.is_compiling():
         raise NotImplementedError("unshard is not offered inside compiled code; call it outside torch.compile")
     group_name, world = name_and_world(group)
@@ -27,11 +59,13 @@ def gather_rows(smap: ShardMap, x: Tensor, group: Group, dim: int, grad: str | N
     rank = rank_in(group)
     if not isinstance(x, Tensor):
         raise ValueError(f"x is of {type(x).__name__}; give this rank's rows as a tensor")
-    if world != smap.world_size:
-        raise world_mismatch("the map", smap.world_size, group, world)
-    smap._check_rows(x, dim, smap.local_rows(rank), f"rank {rank}")
-    if smap.num_lists > 1:
-        smap._check_batch(x, batch_dim)
+    if world != world_size:
+        raise world_mismatch("the map", world_size, group, world)
+    return group_name or "", rank
+
+
+def gather_rows(smap: Map, x: Tensor, place: tuple[str, int], axes: Axes, grad: str | None) -> Tensor:
+    """See `ShardMap.unshard`. `place`: from `place_in`; x has been held against the map."""
     needs_grad = torch.is_grad_enabled() and x.requires_grad
     if grad not in _GRADS and (grad is not None or needs_grad):
         raise ValueError(
@@ -39,28 +73,26 @@ def gather_rows(smap: ShardMap, x: Tensor, group: Group, dim: int, grad: str | N
             "if each rank's loss is its own part, 'slice' if all ranks compute the same loss"
         )
     order = _source_rows(smap)
-    dim, batch_dim = dim % x.dim(), batch_dim % x.dim()
-    name = group_name or ""
-    torch.ops.ringspan._agree(name, _signature(smap, x, dim, batch_dim, grad if needs_grad else None))
-    return _Unshard.apply(x, _Call(smap, name, rank, dim, batch_dim, grad, order))
+    axes = Axes(axes.rows % x.dim(), axes.batch % x.dim())
+    name, rank = place
+    torch.ops.ringspan._agree(name, _signature(smap, x, axes, grad if needs_grad else None))
+    return _Unshard.apply(x, _Call(smap, name, rank, axes, grad, order))
 
 
+@dataclass(frozen=True)
 class _Call:
     """What both directions of one unshard need; no tensors that carry gradients."""
 
-    def __init__(
-        self,
-        smap: ShardMap,
-        group_name: str,
-        rank: int,
-        dim: int,
-        batch_dim: int,
-        grad: str | None,
-        order: list[Tensor],
-    ) -> None:
-        self.smap, self.group_name, self.rank = smap, group_name, rank
-        self.dim, self.batch_dim, self.grad, self.order = dim, batch_dim, grad, order
-        self.slot = _slot_rows(smap)
+    smap: Map
+    group_name: str
+    rank: int
+    axes: Axes
+    grad: str | None
+    order: list[Tensor]
+
+    @functools.cached_property
+    def slot(self) -> int:
+        return _slot_rows(self.smap)
 
 
 class _Unshard(torch.autograd.Function):
@@ -75,13 +107,11 @@ class _Unshard(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         call = ctx.call
-        smap, dim = call.smap, call.dim
+        smap, dim, batch_dim = call.smap, call.axes.rows, call.axes.batch
         if call.grad == "slice" or not call.group_name:
-            return smap.shard(grad, call.rank, dim, call.batch_dim), None
-        torch.ops.ringspan._agree(call.group_name, _signature(smap, grad, dim, call.batch_dim, "backward"))
-        slots = [
-            _pad_rows(smap.shard(grad, rank, dim, call.batch_dim), dim, call.slot) for rank in range(smap.world_size)
-        ]
+            return smap.shard(grad, call.rank, dim, batch_dim), None
+        torch.ops.ringspan._agree(call.group_name, _signature(smap, grad, call.axes, "backward"))
+        slots = [_pad_rows(smap.shard(grad, rank, dim, batch_dim), dim, call.slot) for rank in range(smap.world_size)]
         packed = torch.stack(slots)
         dist.all_reduce(packed, group=group_of(call.group_name))
         return packed[call.rank].narrow(dim, 0, smap.local_rows(call.rank)), None
@@ -89,22 +119,23 @@ class _Unshard(torch.autograd.Function):
 
 def _all_gather_slots(x: Tensor, call: _Call) -> Tensor:
     """[..., world * slot rows, ...] along dim: the rows of rank r begin at r * slot."""
-    padded = _pad_rows(x, call.dim, call.slot).contiguous()
+    padded = _pad_rows(x, call.axes.rows, call.slot).contiguous()
     if not call.group_name:
         return padded
     slots = [torch.empty_like(padded) for _ in range(call.smap.world_size)]
     dist.all_gather(slots, padded, group=group_of(call.group_name))
-    return torch.cat(slots, call.dim)
+    return torch.cat(slots, call.axes.rows)
 
 
 def _permute(slots: Tensor, call: _Call, order: list[Tensor]) -> Tensor:
     if len(order) == 1:
-        return slots.index_select(call.dim, order[0])
-    parts = [slots.narrow(call.batch_dim, batch, 1).index_select(call.dim, rows) for batch, rows in enumerate(order)]
-    return torch.cat(parts, call.batch_dim)
+        return slots.index_select(call.axes.rows, order[0])
+    axes = call.axes
+    parts = [slots.narrow(axes.batch, batch, 1).index_select(axes.rows, rows) for batch, rows in enumerate(order)]
+    return torch.cat(parts, axes.batch)
 
 
-def _source_rows(smap: ShardMap) -> list[Tensor]:
+def _source_rows(smap: Map) -> list[Tensor]:
     """For each batch list the row among all slots that holds each position. ValueError where none or two do."""
     slot = _slot_rows(smap)
     order = []
@@ -124,7 +155,7 @@ def _source_rows(smap: ShardMap) -> list[Tensor]:
     return order
 
 
-def _slot_rows(smap: ShardMap) -> int:
+def _slot_rows(smap: Map) -> int:
     return max(smap.local_rows(rank) for rank in range(smap.world_size))
 
 
@@ -137,6 +168,6 @@ def _pad_rows(x: Tensor, dim: int, rows: int) -> Tensor:
     return torch.cat([x, x.new_zeros(shape)], dim)
 
 
-def _signature(smap: ShardMap, x: Tensor, dim: int, batch_dim: int, grad: str | None) -> str:
-    shape = ["rows" if k == dim else size for k, size in enumerate(x.shape)]
-    return f"unshard {shape} {x.dtype} batch_dim {batch_dim} grad {grad} {smap}"
+def _signature(smap: Map, x: Tensor, axes: Axes, grad: str | None) -> str:
+    shape = ["rows" if k == axes.rows else size for k, size in enumerate(x.shape)]
+    return f"unshard {shape} {x.dtype} batch_dim {axes.batch} grad {grad} {smap}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
@@ -31,7 +33,7 @@ def name_and_world(group: Group) -> tuple[str | None, int]:
     """
     if group is None:
         return None, 1
-    if group is LOCAL:
+    if isinstance(group, Local):
         return "", 1
     if isinstance(group, DeviceMesh):
         if group.ndim != 1:
@@ -47,14 +49,15 @@ def name_and_world(group: Group) -> tuple[str | None, int]:
 
 def rank_in(group: Group) -> int:
     """This process's place in `group`, which `name_and_world` took."""
-    if group is None or group is LOCAL:
+    if group is None or isinstance(group, Local):
         return 0
     return dist.get_rank(group.get_group() if isinstance(group, DeviceMesh) else group)
 
 
 def group_of(group_name: str) -> ProcessGroup:
     """The group of a name that `name_and_world` gave; not of ""."""
-    return dist.distributed_c10d._resolve_process_group(group_name)
+    resolve: Any = dist.distributed_c10d._resolve_process_group
+    return resolve(group_name)
 
 
 def world_mismatch(name: str, split: int, group: Group, world: int) -> ValueError:

@@ -1,5 +1,8 @@
 """Code that waits until a module is imported: PyTorch's DTensors take as long to import as half of PyTorch, and most
 programs go without.
+
+A finder, because nothing of PyTorch waits: torch.library registers a rule for a class that must exist, and an op that a
+program calls on DTensors runs no Python of ours before DTensor has refused it.
 """
 
 from __future__ import annotations

@@ -210,12 +210,12 @@ def documents(
     0 is padding; the positions of a document need not be neighbours). Both describe the whole sequence, never a shard.
     `inside` is full(), causal(), window(...) or chunked(...), by positions counted in the document.
     """
-    if (lengths is None) == (ids is None):
-        given = "neither" if lengths is None else "both"
-        raise ValueError(f"documents() needs either lengths or ids, and got {given}")
+    given = lengths if ids is None else ids
+    if given is None or (lengths is not None and ids is not None):
+        raise ValueError(f"documents() needs either lengths or ids, and got {'neither' if given is None else 'both'}")
     by_ids = ids is not None
     name = "documents(ids)" if by_ids else "documents(lengths)"
-    table = int64_table(name, ids if by_ids else lengths, fill=None if by_ids else 0)
+    table = int64_table(name, given, fill=None if by_ids else 0)
     if table.dim() == 1:
         table = table.unsqueeze(0)
     if table.dim() != 2 or table.shape[0] == 0:
@@ -325,8 +325,8 @@ def _checked_size(name: str, size: int) -> int:
     return NO_DIAGONAL if _is_wide(size) else size
 
 
-def _checked_band(row: Sequence[int | None]) -> list[int]:
-    """Six numbers. Beyond 2**60 positions a side is open and an end is that of the sequence."""
+def _checked_band(row: object) -> list[int | None]:
+    """Six numbers; the ends may be None. Beyond 2**60 positions a side is open and an end is that of the sequence."""
     if not isinstance(row, Sequence | Tensor) or isinstance(row, str):
         raise ValueError(f"bands() contains {shown(row)}; give (q_begin, q_end, kv_begin, kv_end, lo, hi)")
     if len(row) != 6:
@@ -335,7 +335,7 @@ def _checked_band(row: Sequence[int | None]) -> list[int]:
     numbers = []
     for value, open_value in zip(row, opened, strict=True):
         number = open_value if value is None else value
-        if is_whole(number) and not is_beyond_int64(number) and _is_wide(number):
+        if number is not None and is_whole(number) and not is_beyond_int64(number) and _is_wide(number):
             number = NO_DIAGONAL if number > 0 else -NO_DIAGONAL
         numbers.append(number)
     return numbers

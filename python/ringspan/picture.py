@@ -42,7 +42,7 @@ _LINES = 12
 _MOST_OWNERS = 8
 # The faintest cell that keeps something is this strong, so that a thin band can be seen.
 _FAINTEST = 0.2
-_STYLE = {
+_STYLE: Any = {
     "font.size": 10,
     "axes.titlesize": 11,
     "axes.spines.top": False,
@@ -57,10 +57,11 @@ _STYLE = {
 def draw(picture: dict[str, Any], path: str | os.PathLike[str]) -> None:
     """Draws to a file whose ending gives the format. ValueError for an ending that matplotlib does not know."""
     with mpl.rc_context(_STYLE):
-        figure = Figure(figsize=(15, 7.8), layout="constrained", dpi=110)
-        figure.get_layout_engine().set(w_pad=0.12, h_pad=0.08)
+        figure = Figure(figsize=(15, 7.8), dpi=110)
+        figure.set_layout_engine("constrained", w_pad=0.12, h_pad=0.08)
         figure.suptitle(_title(picture), fontsize=12)
-        left, right = figure.subfigures(1, 2, width_ratios=(0.95, 1.05))
+        sides: Any = figure.subfigures(1, 2, width_ratios=(0.95, 1.05))
+        left, right = sides
         _draw_mask(left, picture)
         if "times" in picture:
             _draw_times(right, picture)

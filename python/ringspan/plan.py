@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ringspan.call import check_choices, encode_global_call, read_sizes, resolve_scale
+from ringspan.call import Given, Sizes, check_choices, encode_global_call, read_sizes, resolve_scale
 from ringspan.group import Group, name_and_world
 from ringspan.ledger import Ledger
 from ringspan.machines import Machine, check_machine
@@ -165,28 +165,23 @@ def plan(
     given = locals()
     check_pairs(given)  # which change neither steps nor messages
     check_choices(given)
-    dtype_name = name_of_dtype(dtype)
+    name_of_dtype(dtype)  # before what depends on it
     check_fits(given, dtype)
     sizes = read_sizes(tuple(query), tuple(key), tuple(value), layout, num_heads)
     given_map = shard_map or kv_shard_map
     if world_size is None:
         world_size = name_and_world(group)[1] if given_map is None or group is not None else given_map.world_size
     check_world_size(world_size)
+    return Plan(world_size, question_of(given, sizes, world_size))
+
+
+def question_of(given: Given, sizes: Sizes, world_size: int) -> tuple[Any, ...]:
+    """What the library's ops on plans ask for first, of a call whose sizes are those of the whole sequences."""
     spec, tables = encode_global_call(sizes, given, world_size)
-    question = (
-        spec,
-        tables,
-        sizes.q_heads,
-        sizes.kv_heads,
-        sizes.qk_dim,
-        sizes.v_dim,
-        dtype_name,
-        resolve_scale(scale, sizes.qk_dim, dtype),
-        layout,
-        schedule_of_call(schedule, exchange),
-        exchange,
-    )
-    return Plan(world_size, question)
+    heads_and_dims = (sizes.q_heads, sizes.kv_heads, sizes.qk_dim, sizes.v_dim)
+    scale = resolve_scale(given["scale"], sizes.qk_dim, given["dtype"])
+    choices = (given["layout"], schedule_of_call(given["schedule"], given["exchange"]), given["exchange"])
+    return spec, tables, *heads_and_dims, name_of_dtype(given["dtype"]), scale, *choices
 
 
 def check_world_size(world_size: int) -> None:

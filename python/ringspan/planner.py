@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import torch
 
-from ringspan.call import check_choices, encode_global_call, read_sizes, resolve_scale
+from ringspan.call import check_choices, read_sizes
 from ringspan.machines import Machine, check_machine
 from ringspan.masks import Full, Mask
-from ringspan.names import PLAIN_MAPS, check_schedule, name_of_dtype
-from ringspan.plan import check_world_size
+from ringspan.names import PLAIN_MAPS, check_schedule
+from ringspan.plan import check_world_size, question_of
 from ringspan.simulation import Choice, Question, choice_of
 
 _FULL = Full()
@@ -54,19 +54,8 @@ def choose_plan(
         if isinstance(ranks, bool) or not isinstance(ranks, int) or ranks < 1:
             raise ValueError(f"tensor_parallel has {ranks!r}; give numbers of ranks, at least 1")
     sizes = read_sizes(tuple(query), tuple(key), tuple(value), layout, num_heads)
-    spec, tables = encode_global_call(sizes, given, world_size)
     answer = torch.ops.ringspan._choose_json(
-        spec,
-        tables,
-        sizes.q_heads,
-        sizes.kv_heads,
-        sizes.qk_dim,
-        sizes.v_dim,
-        name_of_dtype(dtype),
-        resolve_scale(scale, sizes.qk_dim, dtype),
-        layout,
-        "auto",
-        exchange,
+        *question_of(given, sizes, world_size),
         list(schedules or ()),
         machine.to_json(),
         list(shards or ()),

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from ringspan.group import LOCAL, Group, name_and_world
+from ringspan.group import Group, Local, name_and_world
 
 _AXES = ("dp", "cp", "ulysses", "tp")
 # Ranks that hold one sequence between them: ring and Ulysses together.
@@ -71,7 +71,7 @@ class RankMesh:
         `group`: a ProcessGroup or a DeviceMesh of one axis that this process belongs to.
         """
         name_and_world(group)
-        if group is None or group is LOCAL:
+        if group is None or isinstance(group, Local):
             raise ValueError(f"group is {group!r}, this process alone; give the process group to check")
         given = tuple(dist.get_process_group_ranks(group.get_group() if isinstance(group, DeviceMesh) else group))
         wanted = self.group_of(dist.get_rank(), kind)
@@ -123,7 +123,7 @@ def rank_mesh(world: int, *, tp: int = 1, cp: int = 1, dp: int = 1, ulysses: int
     if product != world:
         shown = " x ".join(f"{name} {value}" for name, value in degrees.items())
         raise ValueError(f"{shown} is {product} and the world has {world} ranks; the degrees must multiply to it")
-    return RankMesh(world, **degrees)
+    return RankMesh(world, dp=dp, cp=cp, ulysses=ulysses, tp=tp)
 
 
 def init_groups(

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from ringspan.entry import enters
-from ringspan.gather import gather_rows
+from ringspan.gather import Axes, gather_rows, place_in
 from ringspan.group import Group
 from ringspan.masks import Frame, Mask, int64_table
 from ringspan.names import MAPS, SPEC_VERSION
@@ -230,7 +230,11 @@ class ShardMap:
         Call it outside compiled code: the rank is a constant there.
         """
         self._check_rank(0)
-        return gather_rows(self, x, group, dim, grad, batch_dim)
+        place = place_in(group, self.world_size, x)
+        self._check_rows(x, dim, self.local_rows(place[1]), f"rank {place[1]}")
+        if self.num_lists > 1:
+            self._check_batch(x, batch_dim)
+        return gather_rows(self, x, place, Axes(dim, batch_dim), grad)
 
     def to_tensor(self) -> Tensor:
         """This map as one int64 tensor [n, 6], for `q_map` and `kv_map` of the contract's ops in a group.

@@ -1,8 +1,7 @@
-"""What `attention` and `plan` offer: one table, read by the checks, by the documentation and by a test.
+"""What `attention` and `plan` offer and refuse: one table, read by the checks, by the documentation and by a test.
 
-A feature is exact in every combination of layout, schedule and dtype that `verdict` does not refuse;
-tests/python/test_support.py runs each combination against the oracle. `table()` is the text between the markers in
-docs/python.md.
+On the CPU every feature is exact in every layout, schedule and dtype: tests/python/test_support.py runs each against
+the oracle. `table()` is the text between the markers in docs/python.md.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ringspan.names import DEVICES, DTYPES, EXCHANGES, LAYOUTS, SCHEDULES, check_schedule
+from ringspan.names import DEVICES, DTYPES
 
 EXACT = "exact"
 
@@ -83,7 +82,6 @@ FEATURES = {
     "return_stats": "max, sum and lse, with the gradient of lse",
 }
 
-
 # The features of the table above by the names of DEVICE_REFUSALS, where these differ.
 _NAMES_OF_FEATURES = {
     "attn_mask (bool)": ("attn_mask",),
@@ -125,39 +123,15 @@ def check_offered(argument: str, value: Any) -> None:
         raise NotImplementedError(message)
 
 
-def verdict(feature: str, layout: str, schedule: str, dtype: str) -> str:
-    """`EXACT`, or the message of the refusal, for a feature in a combination."""
-    if feature not in FEATURES or layout not in LAYOUTS or dtype not in DTYPES:
-        raise ValueError(f"{feature}, {layout}, {dtype}: not in the table")
-    check_schedule(schedule)
-    return EXACT
-
-
 def table() -> str:
     """The tables in Markdown."""
-    head = [
-        f"| given | offered | {' | '.join(LAYOUTS)} | {' | '.join(f'schedule={name}' for name in SCHEDULES)} |",
-        "|" + "---|" * (2 + len(LAYOUTS) + len(SCHEDULES)),
-    ]
-    rows = []
-    for feature, offered in FEATURES.items():
-        by_layout = [_cell(feature, (layout,), SCHEDULES) for layout in LAYOUTS]
-        by_schedule = [_cell(feature, LAYOUTS, (schedule,)) for schedule in SCHEDULES]
-        rows.append(f"| `{feature}` | {offered} | {' | '.join([*by_layout, *by_schedule])} |")
-    also = f"\nOn the CPU, in {', '.join(DTYPES)}, and with each exchange: {', '.join(EXCHANGES)} (all_gather with\n"
-    also += "schedule gather alone). `ringspan.hybrid` and `ringspan.double_ring` as the schedules they are made of.\n\n"
-    also += "\n".join(_device_table()) + "\n\n"
+    devices = DEVICES[1:]
+    rows = [f"| given | offered | {' | '.join(f'on {name}' for name in devices)} |", "|" + "---|" * (2 + len(devices))]
+    for feature, offered in (FEATURES | dict.fromkeys(DTYPES, "")).items():
+        rows.append(f"| `{feature}` | {offered} | {' | '.join(device_cell(feature, device) for device in devices)} |")
     refused = ["| argument | offered | NotImplementedError for | instead |", "|---|---|---|---|"]
     refused += [f"| `{entry.argument}` | {entry.offered} | {entry.refused} | {entry.instead} |" for entry in REFUSALS]
-    return "\n".join(head + rows) + "\n" + also + "\n".join(refused) + "\n"
-
-
-def _device_table() -> list[str]:
-    devices = DEVICES[1:]
-    rows = [f"| given | {' | '.join(f'device={name}' for name in devices)} |", "|" + "---|" * (1 + len(devices))]
-    for feature in (*FEATURES, *DTYPES):
-        rows.append(f"| `{feature}` | {' | '.join(device_cell(feature, device) for device in devices)} |")
-    return rows
+    return "\n".join(rows) + "\n\n" + "\n".join(refused) + "\n"
 
 
 def device_cell(feature: str, device: str) -> str:
@@ -168,13 +142,3 @@ def device_cell(feature: str, device: str) -> str:
         return EXACT
     refused = "; ".join(f"{name}: {why}" for name, why in zip(names, reasons, strict=True) if why)
     return f"refused ({refused})" if all(reasons) or feature not in FEATURES else f"exact, but refused: {refused}"
-
-
-def _cell(feature: str, layouts: tuple[str, ...], schedules: tuple[str, ...]) -> str:
-    verdicts = {
-        verdict(feature, layout, schedule, dtype) == EXACT
-        for layout in layouts
-        for schedule in schedules
-        for dtype in DTYPES
-    }
-    return "exact" if verdicts == {True} else "refused" if verdicts == {False} else "in part"

@@ -37,6 +37,12 @@ Exchange parse_exchange(std::string_view name) {
   throw Error(concat("exchange is \"", name, "\"; use ", exchange_help()));
 }
 
+std::vector<std::string_view> exchange_names() {
+  std::vector<std::string_view> names;
+  for (const ExchangeInfo& info : kExchanges) names.push_back(info.name);
+  return names;
+}
+
 std::string exchange_help() {
   std::string text = concat("auto (", name_of(parse_exchange("auto")), ")");
   for (const ExchangeInfo& info : kExchanges) text += concat(", ", info.name, " (", info.what, ")");

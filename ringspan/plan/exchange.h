@@ -20,6 +20,7 @@ enum class Exchange : uint8_t { kAllToAll, kP2p, kAllGather };
 std::string_view name_of(Exchange exchange);
 // "all_to_all", "p2p", "all_gather", or "auto", which is all_to_all.
 Exchange parse_exchange(std::string_view name);
+std::vector<std::string_view> exchange_names();
 // The names with what each is, for those who must choose one.
 std::string exchange_help();
 

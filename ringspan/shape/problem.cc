@@ -27,7 +27,8 @@ Layout parse_layout(std::string_view name) {
   for (size_t index = 0; index < std::size(kLayoutNames); ++index) {
     if (name == kLayoutNames[index]) return static_cast<Layout>(index);
   }
-  throw Error(concat("layout \"", name, "\" is unknown; use ", any_of({std::begin(kLayoutNames), std::end(kLayoutNames)})));
+  throw Error(
+      concat("layout \"", name, "\" is unknown; use ", any_of({std::begin(kLayoutNames), std::end(kLayoutNames)})));
 }
 
 void Problem::check() const {

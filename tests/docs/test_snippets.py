@@ -1,7 +1,11 @@
-"""The Python examples of docs/ (test_readme.py has those of the README): run in order, each file in its namespace."""
+"""The Python examples of docs/: run in order, each file in its namespace, and what they show about their results holds.
+
+test_readme.py has those of the README; test_tutorial.py and test_simulator.py compare what their pages print.
+"""
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import re
 import sys
@@ -15,7 +19,8 @@ FILES = sorted((ROOT / "docs").rglob("*.md"))
 # A page whose examples are one script for four processes.
 ON_RANKS = ROOT / "docs" / "training.md"
 NEEDED = {"transformers.md": "transformers"}
-WITH_PYTHON = [path for path in FILES if FENCE.search(path.read_text()) and path != ON_RANKS]
+PRINTING = ROOT / "docs" / "simulator.md", *(ROOT / "docs" / "tutorial").rglob("*.md")
+WITH_PYTHON = [path for path in FILES if FENCE.search(path.read_text()) and path not in (ON_RANKS, *PRINTING)]
 
 
 def script_of(path):
@@ -27,8 +32,15 @@ def script_of(path):
     return script
 
 
+def is_check(node):
+    """Whether the example says here what its result is."""
+    called = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
+    return isinstance(node, ast.Assert) or called == "torch.testing.assert_close"
+
+
 @pytest.mark.parametrize("path", WITH_PYTHON, ids=[str(path.relative_to(ROOT)) for path in WITH_PYTHON])
-def test_examples_run(path):
+def test_what_examples_say_of_their_results_holds(path):
+    assert any(map(is_check, ast.walk(ast.parse(script_of(path))))), "the page says nothing of its results"
     package = NEEDED.get(path.name)
     if package and importlib.util.find_spec(package) is None:
         pytest.skip(f"the package {package} is not installed (tools/requirements-models.txt names it)")

@@ -101,7 +101,7 @@ class Plain(Front):
     name = "attention"
     takes_mask = True
     checks = ("ringspan.attention:check_pairs",)
-    encoding = ("ringspan.attention:encode_local_call",)
+    encoding = ("ringspan.plain:encode_local_call",)
     mistakes = ATTENTION_MISTAKES
 
     def call(self, setting: Setting, **changes: Any) -> torch.Tensor:

@@ -38,10 +38,10 @@ def config_of(group: dist.ProcessGroup, **changed):
 
 
 def record_of(config):
-    from ringspan.bench.result import begin
+    from ringspan.bench.result import begin_result
     from ringspan.bench.run import planned_metrics
 
-    return begin(config, [], "id") | {"metrics": planned_metrics(config)}
+    return begin_result(config, [], "id") | {"metrics": planned_metrics(config)}
 
 
 def outcome(group: dist.ProcessGroup, config) -> tuple[dict, str | None, str]:

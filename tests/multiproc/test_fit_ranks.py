@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
-from ringspan.fit import launch
+from ringspan.bench.launch import RankFailed, run_on_processes
 
 
 def test_fit_writes_a_description(tmp_path: Path) -> None:
@@ -42,8 +42,8 @@ def fail_on_rank_1(group: dist.ProcessGroup, argument: Any) -> Iterator[Any]:
 
 def test_a_rank_that_fails_ends_all() -> None:
     begin, words = time.monotonic(), []
-    with pytest.raises(launch.RankFailed, match="had enough"):
-        words.extend(launch.run_on_processes(2, fail_on_rank_1, "first word"))
+    with pytest.raises(RankFailed, match="had enough"):
+        words.extend(run_on_processes(2, fail_on_rank_1, "first word"))
     # Rank 0's word and rank 1's failure may come in either order.
     assert words in ([], ["first word"])
     assert time.monotonic() - begin < 45

@@ -154,21 +154,47 @@ def test_goals(goal: dict, met: bool | None) -> None:
 
 
 def test_sides_take_turns_and_the_shortest_time_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    import timing
+    from ringspan.bench import clock
 
-    clock = [0.0]
-    monkeypatch.setattr(timing.time, "perf_counter", lambda: clock[0])
+    now = [0.0]
+    monkeypatch.setattr(clock.time, "perf_counter", lambda: now[0])
     calls = []
     spans = {"a": iter([4.0, 3.0, 4.0]), "b": iter([1.0, 2.0, 3.0]), "slow": iter([50.0])}
 
     def side(name: str) -> str:
         calls.append(name)
-        clock[0] += next(spans[name])
+        now[0] += next(spans[name])
         return name
 
     sides = {name: (lambda name=name: side(name)) for name in spans}
-    results, first = timing.run_first(sides)
+    timer = clock.Clock()
+    results, first = timer.first_calls(sides)
     assert results == {"a": "a", "b": "b", "slow": "slow"}
-    seconds = timing.time_in_turns(sides, first, budget_s=0.0)
+    seconds = timer.shortest_in_turns(sides, first, budget_s=0.0)
     assert calls == ["a", "b", "slow", "a", "b", "a", "b"]
     assert seconds == {"a": 3.0, "b": 1.0, "slow": 50.0}
+
+
+def test_a_time_is_that_of_the_last_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ringspan.bench import clock
+
+    class Two:
+        """This rank beside one that takes 5 s for everything."""
+
+        def barrier(self) -> None:
+            now[0] += 100.0
+
+        def synchronize(self) -> None:
+            now[0] += 0.5
+
+        def slowest(self, seconds: list[float]) -> list[float]:
+            return [max(one, 5.0) for one in seconds]
+
+    now = [0.0]
+    monkeypatch.setattr(clock.time, "perf_counter", lambda: now[0])
+    wait = lambda seconds: lambda: now.__setitem__(0, now[0] + seconds)  # noqa: E731
+    timer = clock.Clock(Two())
+    assert timer.seconds(wait(2.0)) == 5.0
+    assert timer.call(wait(7.0)) == (None, 7.5)
+    # Ends at 1.5, 10 and 12.5 s of this rank, the first of them at 5 s of the other.
+    assert timer.parts([wait(1.0), wait(8.0), wait(2.0)]) == [5.0, 5.0, 2.5]

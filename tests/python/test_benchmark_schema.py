@@ -19,7 +19,7 @@ from ringspan.bench.failures import describe
 from ringspan.bench.inputs import reference_of
 from ringspan.bench.judge import RunFailed
 from ringspan.bench.measure import exposed_of, overlap_share_of, spread_of
-from ringspan.bench.result import faults_of, schema, write
+from ringspan.bench.result import faults_of, schema, write_result
 from ringspan.errors import PeerError
 
 SMALL = ["--seq-len", "10", "--num-heads", "4", "--head-dim", "8"]
@@ -166,7 +166,7 @@ def test_illegal_files_are_refused_and_never_written(spoil, legal, tmp_path):
     spoil(spoiled)
     assert faults_of(spoiled) != []
     with pytest.raises(ValueError, match="does not follow its schema"):
-        write(tmp_path / "x.json", spoiled, force=False)
+        write_result(tmp_path / "x.json", spoiled, force=False)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -179,7 +179,7 @@ def test_legal_ends_of_a_run(legal, tmp_path):
     measured["decision"] = decide(measured["metrics"]["paths"], 2, 10, None)
     for result in (failed, measured):
         assert faults_of(result) == []
-    write(tmp_path / "x.json", measured, force=False)
+    write_result(tmp_path / "x.json", measured, force=False)
     assert [path.name for path in tmp_path.iterdir()] == ["x.json"]
     mask = os.umask(0)
     os.umask(mask)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+import oracle
 import pytest
 import torch
 from npu_cases import prefix_mask, upper
@@ -165,18 +167,29 @@ REJECTED = {
          ring("TND", input_softmax_layout="SBH", actual_seq_qlen=torch.tensor([0, 5]))],
     43: [twice],
 }  # fmt: skip
+# The call on query, key and value in layout BNSD, and which pairs its result keeps; TND holds the first entry.
 ACCEPTED = {
-    7: [forward(qkv(), N, "bnsd"), lambda: tnd_lower()],
-    24: [forward(sparse_mode=2)],
-}
+    7: [(lambda q, k, v: OPS.fusion_attention_v3(q, k, v, N, "bnsd")[0], ("full",)),
+        (lambda *qkv: tnd_lower(*qkv), ("rectangles", ((0, 2, 0, 3), (2, 5, 3, 7))))],
+    24: [(lambda q, k, v: OPS.fusion_attention_v3(q, k, v, N, "BNSD", sparse_mode=2)[0], ("full",))],
+}  # fmt: skip
 
 
-def tnd_lower():
+def tnd_lower(*qkv):
     """Lower case goes through the checks of TND too."""
-    q = qkv(layout="TND")
-    OPS.fusion_attention_v3(*q, N, "tnd", actual_seq_qlen=ENDS, actual_seq_kvlen=torch.tensor([3, 7]))
+    rows = [x[0].transpose(0, 1) for x in qkv]
     with pytest.raises(RuntimeError):
-        OPS.fusion_attention_v3(*q, N, "tnd")
+        OPS.fusion_attention_v3(*rows, N, "tnd")
+    ends = {"actual_seq_qlen": ENDS, "actual_seq_kvlen": torch.tensor([3, 7])}
+    return OPS.fusion_attention_v3(*rows, N, "tnd", **ends)[0].transpose(0, 1)[None]
+
+
+def kept_pairs(rule):
+    """bool [1, SQ, SK]: all, or the rectangles (first row, end, first column, end)."""
+    keep = np.full((1, SQ, SK), rule[0] == "full")
+    for row, row_end, column, column_end in rule[1] if len(rule) > 1 else ():
+        keep[0, row:row_end, column:column_end] = True
+    return keep
 
 
 def test_every_row_of_the_table_is_here():
@@ -196,8 +209,14 @@ def test_rejected(row, place):
 
 @pytest.mark.parametrize("row", ACCEPTED)
 def test_accepted(row):
-    for call in ACCEPTED[row]:
-        call()
+    generator = torch.Generator().manual_seed(row)
+    given = [torch.randn(x.shape, generator=generator) for x in qkv()]
+    for call, rule in ACCEPTED[row]:
+        out = call(*given)
+        batch = out.shape[0]
+        whole = [x[:batch].double().numpy() for x in given]
+        expected = oracle.attend(*whole, kept_pairs(rule), scale=1.0).out
+        torch.testing.assert_close(out.double(), torch.from_numpy(expected), atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("call", [

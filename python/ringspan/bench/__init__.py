@@ -15,7 +15,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     0: done. 1: the run failed, or a package of the extra `bench` is missing. 2 (by SystemExit too): bad arguments.
     """
     try:
-        from ringspan.bench.main import run_command
+        from ringspan.bench.command import run_command
     except ModuleNotFoundError as error:
         print(f"ringspan.bench needs {error.name}; install ringspan[bench]", file=sys.stderr)
         return 1

@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -81,7 +82,11 @@ class Config:
 
     def plan(self, schedule: str, exchange: str) -> rs.Plan:
         """What `rs.attention` will do with this schedule and exchange."""
-        options = {"mask": self.mask_of_call, "shard_map": self.shard_map(), "world_size": self.world}
+        options: dict[str, Any] = {
+            "mask": self.mask_of_call,
+            "shard_map": self.shard_map(),
+            "world_size": self.world,
+        }
         return rs.plan(*self.shapes(), dtype=self.torch_dtype, exchange=exchange, schedule=schedule, **options)
 
     def choices(self) -> list[tuple[str, str]]:

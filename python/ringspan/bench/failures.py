@@ -23,11 +23,11 @@ from typing import Any
 
 import torch.distributed as dist
 
-from ringspan.bench import result
 from ringspan.bench.config import Config
 from ringspan.bench.decision import decide
 from ringspan.bench.judge import RunFailed
 from ringspan.bench.ranks import is_out_of_memory
+from ringspan.bench.result import run_id_in, write_result
 
 # What is a consequence of a failure elsewhere, if there was one.
 _SECONDARY = ("lost_peer", "terminated", "stalled")
@@ -121,7 +121,7 @@ class Reporter:
         if rank > 0:
             end = time.monotonic() + _WAIT_FOR_FILE_S + min(rank, 8)
             while time.monotonic() < end:
-                if result.run_id_in(output) == self.record["run"]["id"]:
+                if run_id_in(output) == self.record["run"]["id"]:
                     return
                 time.sleep(0.1)
         record = json.loads(json.dumps(self.record))
@@ -129,7 +129,7 @@ class Reporter:
         paths = record["metrics"]["paths"]
         record["decision"] = decide(paths, self.config.world, self.config.repeats, failure)
         try:
-            result.write(output, record, self.config.force)
+            write_result(output, record, self.config.force)
         except (OSError, ValueError) as error:
             print(f"the failure could not be written to {output}: {error}", file=sys.stderr, flush=True)
         print(f"ringspan.bench failed: {record['decision']['reason']}", file=sys.stderr, flush=True)
@@ -154,6 +154,6 @@ class Reporter:
 
 
 def _place_of_main() -> str:
-    frame = sys._current_frames().get(threading.main_thread().ident)
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
     last = traceback.extract_stack(frame)[-1] if frame else None
     return f"{last.name}, line {last.lineno}" if last else "an unknown place"

@@ -1,21 +1,16 @@
 """Times of the paths, and what follows from them: how much of the exchange shows, and how much overlap hides.
 
-All sides take turns: in a round each runs once, so that what else the machine does meets all of them. A time runs from
-a barrier until the last rank is done:
-
-    rank 0   |==============|
-    rank 1   |===================|     the time of this round is that of rank 1
-             barrier
+All sides take turns, by one clock for all ranks (clock.py).
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from ringspan.bench.clock import Clock
 from ringspan.bench.config import Config
 from ringspan.bench.paths import MeasuredPath
 from ringspan.bench.ranks import Ranks
@@ -36,17 +31,11 @@ def time_paths(
     if ranks.world > 1:
         sides |= {name + _WAITING: _waiting(path) for name, path in paths.items() if path.exchange}
     rounds = config.warmup + config.repeats
-    spans = torch.zeros(len(sides), rounds, dtype=torch.float64)
-    for done in range(rounds):
-        for row, run in enumerate(sides.values()):
-            ranks.barrier()
-            begin = time.perf_counter()
-            run()
-            ranks.synchronize()
-            spans[row, done] = time.perf_counter() - begin
-            beat("timing", done * len(sides) + row + 1, rounds * len(sides))
-    last = ranks.largest(spans)[:, config.warmup :] * 1e3
-    return dict(zip(sides, last.tolist(), strict=True))
+    found: Rounds = {name: [] for name in sides}
+    for done, (name, seconds) in enumerate(Clock(ranks).in_turns(sides, range(rounds)), 1):
+        found[name].append(seconds * 1e3)
+        beat("timing", done, rounds * len(sides))
+    return {name: samples[config.warmup :] for name, samples in found.items()}
 
 
 def describe_times(seq_len: int, paths: dict[str, MeasuredPath], rounds: Rounds) -> dict[str, dict[str, Any]]:

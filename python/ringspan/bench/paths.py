@@ -188,6 +188,8 @@ class Scheduled(MeasuredPath):
     """rs.attention over the group."""
 
     base = RING_LOCAL
+    schedule: str
+    exchange: str
 
     def __init__(self, config: Config, ranks: Ranks, inputs: Inputs, schedule: str, exchange: str) -> None:
         self.name = path_name(schedule, exchange)
@@ -228,7 +230,7 @@ def build_paths(config: Config, ranks: Ranks, inputs: Inputs) -> dict[str, Measu
 
 
 def _attend(qkv: tuple[Tensor, ...], gradient: Tensor | None, options: dict[str, Any]) -> tuple[Tensor, ...]:
-    out = rs.attention(*qkv, **options)
+    out: Any = rs.attention(*qkv, **options)
     if gradient is None:
         return (out,)
     return out.detach(), *torch.autograd.grad(out, qkv, gradient)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from ringspan.bench.config import BATCH, Config
+from ringspan.bench.host import available_bytes
 from ringspan.bench.inputs import has_reference
 from ringspan.bench.result import check_free
 
@@ -16,7 +16,7 @@ from ringspan.bench.result import check_free
 _PROCESS_BYTES = 400 << 20
 
 
-def check(config: Config) -> list[dict[str, str]]:
+def check_before(config: Config) -> list[dict[str, str]]:
     """One entry {check, status, detail} for each thing that was looked at; status "ok" or "warning".
 
     Raises ValueError, with both values, for what would make the run fail: memory, or a file that is not to be written.
@@ -63,16 +63,6 @@ def estimate_rank_bytes(config: Config) -> int:
         scores = config.num_heads // config.kv_heads * config.seq_len**2
         held += scores * 8 * (5 if config.backward else 3)
     return held + _PROCESS_BYTES
-
-
-def available_bytes() -> int | None:
-    """Memory that the system could hand out now; None where it does not tell."""
-    path = Path("/proc/meminfo")
-    if path.exists():
-        for line in path.read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    return None
 
 
 def _check_cores(config: Config) -> dict[str, str]:

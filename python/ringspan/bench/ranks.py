@@ -13,10 +13,24 @@ from torch import Tensor
 from ringspan.errors import PeerError
 
 
+class Alone:
+    """This process alone, where there is no group, with what a clock asks of `Ranks`."""
+
+    def barrier(self) -> None:
+        """Nobody is waited for."""
+
+    def synchronize(self) -> None:
+        """The CPU has nothing to wait for."""
+
+    def slowest(self, seconds: list[float]) -> list[float]:
+        """As they are."""
+        return seconds
+
+
 class Ranks:
     """`group` seen from this rank. Every method is a collective and raises PeerError if a peer is lost or silent."""
 
-    def __init__(self, group: dist.ProcessGroup, device: str = "cpu") -> None:
+    def __init__(self, group: dist.ProcessGroup, device: str | torch.device = "cpu") -> None:
         self.group = group
         self.rank, self.world = dist.get_rank(group), dist.get_world_size(group)
         self.device = torch.device(device)
@@ -32,6 +46,10 @@ class Ranks:
         """Waits for this rank's device; the CPU has nothing to wait for."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
+
+    def slowest(self, seconds: list[float]) -> list[float]:
+        """The longest of all ranks, one by one."""
+        return self.largest(torch.tensor(seconds, dtype=torch.float64)).tolist()
 
     def largest(self, values: Tensor) -> Tensor:
         """The largest of all ranks, element by element; `values` float64 of any shape, on the CPU."""

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import datetime
 import functools
 import json
 import os
 import shlex
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,8 +13,9 @@ from typing import Any
 import jsonschema
 import torch
 
-from ringspan import machine
 from ringspan.bench.config import Config
+from ringspan.bench.files import write_json
+from ringspan.bench.host import describe_host, stamp
 
 SCHEMA_VERSION = 1
 _WORKLOAD = ("seq_len", "num_heads", "kv_heads", "head_dim", "dtype", "mask", "backward", "warmup", "repeats", "seed")
@@ -63,29 +62,16 @@ def run_id_in(path: Path) -> str | None:
     return run.get("id") if run else None
 
 
-def write(path: Path, result: dict[str, Any], force: bool) -> None:
+def write_result(path: Path, result: dict[str, Any], force: bool) -> None:
     """Writes `result`, whole or not at all. ValueError if it breaks the schema or must not be written there."""
     faults = faults_of(result)
     if faults:
         raise ValueError("the result does not follow its schema: " + "; ".join(faults))
-    path.parent.mkdir(parents=True, exist_ok=True)
     check_free(path, result["run"]["label"], force)
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump(result, file, indent=2, allow_nan=False)
-            file.write("\n")
-            file.flush()
-            os.fsync(file.fileno())
-        # A temporary file is closed to all others; a result is to be read like any file of this user.
-        os.chmod(name, 0o666 & ~_umask())
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+    write_json(path, result)
 
 
-def begin(config: Config, arguments: Sequence[str], run_id: str) -> dict[str, Any]:
+def begin_result(config: Config, arguments: Sequence[str], run_id: str) -> dict[str, Any]:
     """A result in which nothing is known yet but what was asked for, and on which machine."""
     smap = config.shard_map()
     workload = {"id": config.workload_id, "mode": config.mode} | {name: getattr(config, name) for name in _WORKLOAD}
@@ -93,7 +79,7 @@ def begin(config: Config, arguments: Sequence[str], run_id: str) -> dict[str, An
     workload["schedules"] = ["ring", *config.schedules]
     workload["local_rows"] = [smap.local_rows(rank) for rank in range(config.world)]
     on_device = config.backend == "nccl"
-    hardware = machine.describe() | {
+    hardware = describe_host() | {
         "backend": config.backend,
         "ranks": config.world,
         "threads_per_rank": torch.get_num_threads(),
@@ -103,9 +89,7 @@ def begin(config: Config, arguments: Sequence[str], run_id: str) -> dict[str, An
         "label": config.run_label,
         "id": run_id,
         "command": command_of(config, arguments),
-        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "commit": machine.commit(),
-    }
+    } | stamp()
     return {
         "schema_version": SCHEMA_VERSION,
         "workload": workload,
@@ -139,13 +123,6 @@ def _run_in(path: Path) -> dict[str, Any] | None:
         return None
     run = content.get("run") if isinstance(content, dict) else None
     return run if isinstance(run, dict) else None
-
-
-def _umask() -> int:
-    """The process's umask; it can only be read by setting it."""
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return mask
 
 
 def _shorten(text: str, limit: int = 300) -> str:

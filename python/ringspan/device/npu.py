@@ -67,7 +67,7 @@ def calls(tiles: Tensor, device: torch.device) -> Iterator[tuple[Place, SparseMo
             mode = sparse_mode_of(part, device)
             if mode is None:
                 continue
-            if mode.sparse_mode == 1:
+            if mode.sparse_mode == 1 and mode.atten_mask is not None:
                 place, keep = place_of(part, ~mode.atten_mask)
                 yield place, replace(mode, atten_mask=~keep)
             else:

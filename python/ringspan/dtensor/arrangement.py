@@ -97,7 +97,8 @@ Lying = tuple[tuple[Placement, ...], Sequence[int], torch.dtype]
 
 
 def _arrange(operands: Sequence[Lying], mesh: DeviceMesh, layout: str, num_heads: int | None) -> Arrangement:
-    sizes = read_sizes(*(shape for _, shape, _ in operands), layout, num_heads)
+    query_shape, key_shape, value_shape = (shape for _, shape, _ in operands)
+    sizes = read_sizes(query_shape, key_shape, value_shape, layout, num_heads)
     roles = choose_roles(mesh, [placements for placements, _, _ in operands], sizes, layout)
     axes = axes_of_layout(layout)
     places = [place_of(roles, axes, shape, dtype) for _, shape, dtype in operands]

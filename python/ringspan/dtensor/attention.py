@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from ringspan.attention import Shares, attend
 from ringspan.call import Given, Sizes
 from ringspan.dtensor.arrangement import OPERANDS, Arrangement, Place, arrange, place_of
 from ringspan.dtensor.operands import (
@@ -28,6 +27,7 @@ from ringspan.entry import Telling
 from ringspan.group import LOCAL, Group
 from ringspan.numbers import check_sum
 from ringspan.pairs import Alibi
+from ringspan.plain import Shares, attend
 from ringspan.shard_map import ShardMap
 from ringspan.stats import Stats
 
@@ -40,7 +40,8 @@ def attend_on_dtensors(given: Given) -> Tensor | tuple[Tensor, Stats]:
         named["bias"] = given["bias"].slopes
     mesh = common_mesh(named)
     tensors = as_dtensors(named, mesh)
-    arrangement = arrange(*(tensors[name] for name in OPERANDS), given["layout"], given["num_heads"])
+    query, key, value = (tensors[name] for name in OPERANDS)
+    arrangement = arrange(query, key, value, given["layout"], given["num_heads"])
     roles = arrangement.roles
     places = arrangement.operands | _places_of_others(tensors, given, roles)
     placed = [in_place(name, tensors[name], place) for name, place in places.items()]
@@ -51,8 +52,8 @@ def attend_on_dtensors(given: Given) -> Tensor | tuple[Tensor, Stats]:
     local["group"] = LOCAL if group is None else group
     if not takes_part(mesh):
         return _wrap_result(_nothing(local), arrangement)
-    names = (tuple(roles.group_names(role)) for role in (Role.BATCH, Role.HEADS))
-    shares = Shares(*names, roles.parts[Role.BATCH])
+    batch_groups, head_groups = (tuple(roles.group_names(role)) for role in (Role.BATCH, Role.HEADS))
+    shares = Shares(batch_groups, head_groups, roles.parts[Role.BATCH])
     if torch.compiler.is_compiling() or local["assume_agreed"]:
         return _wrap_result(attend(local, shares), arrangement)
     with Telling(local["group"]):
@@ -127,4 +128,5 @@ def _wrap_result(result: Tensor | tuple[Tensor, Stats], arrangement: Arrangement
         return wholes([result], [out])[0]
     local, rows = result
     whole, lse = wholes([local, rows.lse], [out, stats])
-    return whole, Stats(*wholes([rows.max, rows.sum], [stats, stats]), lse)
+    row_max, row_sum = wholes([rows.max, rows.sum], [stats, stats])
+    return whole, Stats(row_max, row_sum, lse)

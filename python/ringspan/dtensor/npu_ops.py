@@ -51,9 +51,9 @@ class _Placed:
         self.given, self.is_backward = given, bool(results)
         named = self.named = {name: getattr(given, name) for name in (*OPERANDS, *_MASKS, *results)}
         self.mesh = common_mesh(named)
-        operands = [as_dtensor(name, named[name], self.mesh) for name in OPERANDS]
+        query, key, value = (as_dtensor(name, named[name], self.mesh) for name in OPERANDS)
         layout = given.input_layout.upper()
-        self.arrangement = arrange(*operands, layout, _checked_heads(given, layout))
+        self.arrangement = arrange(query, key, value, layout, _checked_heads(given, layout))
         self.places = self.arrangement.operands.copy()
         for name in _MASKS:
             if named[name] is not None:
@@ -82,7 +82,7 @@ class _Placed:
     def arguments(self) -> Any:
         """All arguments of the op for this rank."""
         given, roles = self.given, self.arrangement.roles
-        changed = {name: self.local(name) for name in self.places}
+        changed: dict[str, Any] = {name: self.local(name) for name in self.places}
         for name in _SMALL:
             small = getattr(given, name)
             if isinstance(small, DTensor):

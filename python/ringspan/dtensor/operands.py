@@ -68,7 +68,7 @@ def in_place(name: str, tensor: Tensor, place: Place, was_accepted: bool = False
         return given
     # In the contract's rules, below autograd, PyTorch 2.12 cannot redistribute what requires grad: DTensor has no rule
     # of detach_ there.
-    source = given if torch.is_grad_enabled() else given.detach()
+    source: Any = given if torch.is_grad_enabled() else given.detach()
     return source.redistribute(placements=place.placements)
 
 

@@ -7,7 +7,7 @@ first mesh axis that cuts the rows of the query, else of key or value. Where no 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch.distributed import ProcessGroup
@@ -21,9 +21,9 @@ from ringspan.entry import take_mark, tell
 _LAYOUTS = {4: ("BNSD", "BSND"), 3: ("BSH", "SBH"), 2: ()}
 
 
-def tell_sequence_group(error: BaseException, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+def tell_sequence_group(error: BaseException, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
     """Tells the peers of a call with these arguments, whose first three are query, key and value, of `error`."""
-    given = dict(zip(OPERANDS, args, strict=False)) | kwargs
+    given = dict(zip(OPERANDS, args, strict=False)) | dict(kwargs)
     named = [given.get(name) for name in OPERANDS]
     tell_group_of(error, named, given.get("layout", "BNSD"), given.get("num_heads"))
 
@@ -42,7 +42,8 @@ def tell_group_of(error: BaseException, operands: Sequence[Any], layout: Any, nu
 def _group_of_call(operands: Sequence[Any], layout: Any, num_heads: Any) -> ProcessGroup | None:
     for heads in (num_heads, None):
         with contextlib.suppress(Exception):
-            return arrange(*operands, layout, heads).roles.sequence_group()
+            query, key, value = operands
+            return arrange(query, key, value, layout, heads).roles.sequence_group()
     return _guessed_group([one for one in operands if isinstance(one, DTensor)], layout)
 
 

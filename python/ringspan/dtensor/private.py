@@ -39,7 +39,8 @@ def spec_in(tensor: DTensor) -> DTensorSpec:
 
 def contiguous_stride(shape: Sequence[int]) -> tuple[int, ...]:
     """Of a dense tensor."""
-    stride, strides = 1, []
+    strides: list[int] = []
+    stride = 1
     for size in reversed(shape):
         strides.insert(0, stride)
         stride *= size

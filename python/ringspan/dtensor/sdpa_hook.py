@@ -20,12 +20,14 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from ringspan.attention import OFFERED_DTYPES, attention_inside
+from ringspan.attention import attention_inside
 from ringspan.dtensor import private
+from ringspan.dtensor.peers import tell_sequence_group
 from ringspan.dtensor.split import ENABLED, check_traceable, split_in_effect
 from ringspan.entry import enters, has_dtensors
 from ringspan.group import LOCAL
 from ringspan.masks import causal, full
+from ringspan.plain import OFFERED_DTYPES
 
 _aten_sdpa = torch.ops.aten.scaled_dot_product_attention.default
 
@@ -134,7 +136,7 @@ def _is_ours(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None
     )
 
 
-@enters(takes_dtensors=True)
+@enters(tell_sequence_group)
 def _attend(
     query: Tensor,
     key: Tensor,
@@ -149,10 +151,8 @@ def _attend(
     if is_causal and attn_mask is not None:
         raise RuntimeError("is_causal=True and attn_mask are both given to scaled_dot_product_attention; give one")
     if query.dim() == 3 and not isinstance(query, DTensor):
-        whole = _attend(
-            *(tensor.unsqueeze(0) for tensor in (query, key, value)),
-            attn_mask, dropout_p, is_causal, scale, enable_gqa,
-        )  # fmt: skip
+        q, k, v = (tensor.unsqueeze(0) for tensor in (query, key, value))
+        whole = _attend(q, k, v, attn_mask, dropout_p, is_causal, scale, enable_gqa)
         return whole.squeeze(0)
     if not enable_gqa and query.shape[1] != key.shape[1]:
         raise RuntimeError(f"query has {query.shape[1]} heads and key {key.shape[1]}; give it enable_gqa=True")

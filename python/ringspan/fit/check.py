@@ -13,8 +13,9 @@ from rich.console import Console
 from rich.table import Table
 
 import ringspan as rs
-from ringspan.fit import launch
-from ringspan.fit.clock import Clock
+from ringspan.bench.clock import Clock
+from ringspan.bench.launch import run_on_processes
+from ringspan.bench.ranks import Ranks
 from ringspan.fit.measure import DTYPES
 
 MEDIAN_LIMIT, WORST_LIMIT = 0.10, 0.25
@@ -94,7 +95,7 @@ def compare(description: dict[str, Any], worlds: Sequence[int], rounds: int = _R
     """Measures, in `rounds` calls, and simulates every workload on every number of ranks."""
     machine = rs.Machine.from_json(json.dumps(description))
     for world in worlds:
-        measured = launch.run_on_processes(world, _measure, (WORKLOADS, rounds))
+        measured = run_on_processes(world, _measure, (WORKLOADS, rounds))
         for workload, seconds in zip(WORKLOADS, measured, strict=True):
             plan = rs.plan(
                 *workload.shapes(),
@@ -139,17 +140,18 @@ def summary_of(errors: Sequence[float]) -> tuple[float, float]:
 def _measure(group: dist.ProcessGroup, argument: tuple[Sequence[Workload], int]) -> Iterator[float]:
     """The shortest seconds of each workload."""
     workloads, rounds = argument
-    rank, world = dist.get_rank(group), dist.get_world_size(group)
-    clock = Clock(group, torch.device("cpu"))
+    ranks = Ranks(group)
+    clock = Clock(ranks)
     for workload in workloads:
-        smap = workload.make_map(world)
+        smap = workload.make_map(ranks.world)
         shapes = workload.shapes()
         whole = [torch.randn(shape).to(DTYPES[workload.dtype]) for shape in (*shapes, shapes[0])]
-        *qkv, dout = (smap.shard(x, rank, dim=2).contiguous() for x in whole)
+        *qkv, dout = (smap.shard(x, ranks.rank, dim=2).contiguous() for x in whole)
         leaves = [x.requires_grad_() for x in qkv]
         options = {"mask": workload.make_mask(), "shard_map": smap, "group": group, "schedule": workload.schedule}
 
         def call(leaves: Any = leaves, dout: Any = dout, options: Any = options) -> None:
-            torch.autograd.grad(rs.attention(*leaves, **options), leaves, dout)
+            out: Any = rs.attention(*leaves, **options)
+            torch.autograd.grad(out, leaves, dout)
 
         yield clock.shortest(call, rounds)

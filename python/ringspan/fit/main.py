@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import datetime
-import json
 import os
 import sys
 from collections.abc import Sequence
@@ -14,8 +12,10 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from ringspan import machine as this_machine
-from ringspan.fit import check, launch
+from ringspan.bench.files import write_json
+from ringspan.bench.host import available_bytes, cpu_model, describe_host, stamp
+from ringspan.bench.launch import RankFailed, is_under_torchrun, run_here, run_on_processes
+from ringspan.fit import check
 from ringspan.fit.measure import DTYPES, Request, measure
 from ringspan.fit.solve import solve
 
@@ -28,11 +28,10 @@ def main(arguments: Sequence[str]) -> int:
         if int(os.environ.get("RANK", "0")) != 0:
             return 0
         description = _describe(options, results)
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(json.dumps(description, indent=2) + "\n")
+        write_json(options.out, description)
         print(f"wrote {options.out}")
         return check.run(description, options.check) if options.check else 0
-    except launch.RankFailed as failure:
+    except RankFailed as failure:
         print(f"ringspan fit: {failure}", file=sys.stderr)
         return 1
 
@@ -40,7 +39,7 @@ def main(arguments: Sequence[str]) -> int:
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="ringspan fit", description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("machine.json"), help="the description (default machine.json)")
-    parser.add_argument("--name", default=this_machine.cpu_model(), help="of the machine, in the description")
+    parser.add_argument("--name", default=cpu_model(), help="of the machine, in the description")
     parser.add_argument(
         "--ranks", type=int, default=2, help="processes of one thread that measure together (default 2)"
     )
@@ -58,7 +57,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
         if getattr(options, name) < 1:
             parser.error(f"--{name.replace('_', '-')} is {getattr(options, name)}; give at least 1")
     if options.check is not None:
-        if launch.is_under_torchrun():
+        if is_under_torchrun():
             parser.error("--check starts ranks of its own and cannot run under torchrun")
         options.check = options.check or [2, 4]
     return options
@@ -67,7 +66,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
 def _ranks_per_node(options: argparse.Namespace) -> int:
     if options.ranks_per_node:
         return options.ranks_per_node
-    if launch.is_under_torchrun():
+    if is_under_torchrun():
         return int(os.environ.get("LOCAL_WORLD_SIZE", os.environ["WORLD_SIZE"]))
     return max(os.cpu_count() or 1, 4)
 
@@ -76,12 +75,12 @@ def _measure(options: argparse.Namespace) -> list[dict[str, Any]]:
     request = Request(
         tuple(options.dtypes), tuple(options.head_dims), _ranks_per_node(options), options.seq_len, options.repeats
     )
-    if launch.is_under_torchrun():
-        return launch.run_here(measure, request, _backend())
+    if is_under_torchrun():
+        return run_here(measure, request, _backend())
     results = []
     console = Console(stderr=True)
     with console.status("starting the ranks") as status:
-        for result in launch.run_on_processes(options.ranks, measure, request):
+        for result in run_on_processes(options.ranks, measure, request):
             results.append(result)
             words = [
                 str(result[key]) for key in ("kind", "dtype", "head_dim", "mask", "class", "bytes") if key in result
@@ -96,13 +95,13 @@ def _backend() -> str:
 
 def _describe(options: argparse.Namespace, results: list[dict[str, Any]]) -> dict[str, Any]:
     per_node = _ranks_per_node(options)
-    backend = _backend() if launch.is_under_torchrun() else "gloo"
-    now = datetime.datetime.now(datetime.timezone.utc).date()
-    described = this_machine.describe()
+    backend = _backend() if is_under_torchrun() else "gloo"
+    date, _, _ = str(stamp()["date"]).partition("T")
+    described = describe_host()
     return solve(
         results,
         name=options.name,
-        source=f"ringspan fit, {now}, {described['instruction_set']}, torch {described['torch']}, {backend}",
+        source=f"ringspan fit, {date}, {described['instruction_set']}, torch {described['torch']}, {backend}",
         ranks_per_node=per_node,
         processors=per_node if backend == "nccl" else max(1, os.cpu_count() or 1),
         memory=_memory_of_rank(backend, options.ranks),
@@ -111,7 +110,7 @@ def _describe(options: argparse.Namespace, results: list[dict[str, Any]]) -> dic
 
 
 def _memory_of_rank(backend: str, ranks: int) -> int:
-    """Bytes that a rank has: of its device, else an equal part of what the system has free."""
+    """Bytes that a rank has: of its device, else an equal part of what the system has free. 0 = it does not tell."""
     if backend == "nccl":
         return torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // ranks
+    return (available_bytes() or 0) // ranks

@@ -16,7 +16,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 import ringspan as rs
-from ringspan.fit.clock import Clock
+from ringspan.bench.clock import Clock
+from ringspan.bench.ranks import Ranks
 from ringspan.names import DTYPE_NAMES
 
 _HEADS = 4
@@ -54,8 +55,8 @@ def measure(group: dist.ProcessGroup, request: Request) -> Iterator[dict[str, An
 class _Rank:
     def __init__(self, group: dist.ProcessGroup, device: torch.device, request: Request) -> None:
         self.group, self.device, self.request = group, device, request
-        self.rank, self.world = dist.get_rank(group), dist.get_world_size(group)
-        self.clock = Clock(group, device)
+        ranks = Ranks(group, device)
+        self.rank, self.world, self.clock = ranks.rank, ranks.world, Clock(ranks)
 
     def _inputs(self, dtype: str, heads: int, rows: int, head_dim: int) -> list[Tensor]:
         tensors = torch.randn(4, 1, heads, rows, head_dim, device=self.device).to(DTYPES[dtype]).unbind()
@@ -92,13 +93,15 @@ class _Rank:
         leaves = [x.detach().requires_grad_() for x in qkv]
         best = [float("inf")] * 2
         for _ in range(self.request.repeats + 1):
-            out: list[Tensor] = []
-            spans = self.clock.seconds_each(
-                [
-                    lambda out=out: out.append(rs.attention(*leaves, mask=mask, **({"group": rs.LOCAL} | options))),
-                    lambda out=out: torch.autograd.grad(out[0], leaves, dout),
-                ]
-            )
+            out: list[Any] = []
+
+            def forward(out: list[Any] = out) -> None:
+                out.append(rs.attention(*leaves, mask=mask, **({"group": rs.LOCAL} | options)))
+
+            def backward(out: list[Any] = out) -> None:
+                torch.autograd.grad(out[0], leaves, dout)
+
+            spans = self.clock.parts([forward, backward])
             best = [min(a, b) for a, b in zip(best, spans, strict=True)]
         return best[0], best[1]
 
@@ -111,14 +114,15 @@ class _Rank:
     def links(self) -> Iterator[dict[str, Any]]:
         """Exchanges in pairs: neighbours of a node, and places of neighbouring nodes."""
         per_node = self.request.ranks_per_node
-        classes: dict[str, int | None] = {}
+        classes: dict[str, int] = {}
         if per_node > 1 and self.world > 1:
             classes["node"] = self.rank ^ 1
         if self.world >= 2 * per_node:
             node = self.rank // per_node
             classes["network"] = self.rank + (per_node if node % 2 == 0 else -per_node)
-        for name, partner in classes.items():
-            if partner >= self.world or (name == "node" and partner // per_node != self.rank // per_node):
+        for name, other in classes.items():
+            partner: int | None = other
+            if other >= self.world or (name == "node" and other // per_node != self.rank // per_node):
                 partner = None
             for size in (_SMALL, 1 << 18, 1 << 20, _LARGE):
                 exchange = partial(self._exchange, partner, size)
@@ -139,7 +143,7 @@ class _Rank:
         q, k, v, _ = self._inputs(dtype, _HEADS, self.request.seq_len, head_dim)
         partner = self.rank ^ 1 if self.rank ^ 1 < self.world else None
 
-        def compute() -> Tensor:
+        def compute() -> Any:
             return rs.attention(q, k, v, group=rs.LOCAL)
 
         def together() -> None:
@@ -159,7 +163,7 @@ class _Rank:
         """Calls so small that only their fixed costs remain: of a rank alone, and of two ranks and two steps."""
         *qkv, dout = self._inputs("fp32", 1, 2, 16)
         alone = self._times(qkv, dout, rs.full())
-        result = {"kind": "calls", "alone": alone}
+        result: dict[str, Any] = {"kind": "calls", "alone": alone}
         if self.world > 1:
             smap = rs.ShardMap.contiguous(2 * self.world, self.world)
             result["ring"] = self._times(qkv, dout, rs.full(), shard_map=smap, group=self.group, schedule="ring")

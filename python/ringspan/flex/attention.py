@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import AuxOutput, AuxRequest, BlockMask
 
-from ringspan.attention import attention_inside, check_tensors
+from ringspan.attention import attention_inside, tell_on_dtensors
 from ringspan.call import check_scale, read_sizes, resolve_scale
 from ringspan.entry import enters
 from ringspan.flex.masks import MaskMod, to_mask
@@ -16,13 +16,14 @@ from ringspan.flex.mods import Pairs, ScoreMod, read_score_mod, scale_and_softca
 from ringspan.flex.options import check_kernel_options
 from ringspan.group import Group, name_and_world, rank_in, world_mismatch
 from ringspan.masks import Mask, full
+from ringspan.plain import check_tensors
 from ringspan.shard_map import ShardMap
 
 _COMPILED = "ringspan.flex reads the values of masks and biases; outside of compiled code call to_mask or to_arguments"
 
 
 @torch.compiler.disable(reason=_COMPILED)
-@enters(takes_dtensors=True)
+@enters(tell_on_dtensors)
 def flex_attention(
     query: Tensor,
     key: Tensor,

@@ -50,7 +50,7 @@ def blocks_of(block_mask: BlockMask, batch: int, heads: int, q_len: int, kv_len:
     num_rows, num_columns = -(-q_len // q_size), -(-kv_len // kv_size)
     partial = _listed("kv", block_mask.kv_num_blocks, block_mask.kv_indices, num_rows, num_columns)
     full = torch.zeros(1, 1, num_rows, num_columns, dtype=torch.bool)
-    if block_mask.full_kv_num_blocks is not None:
+    if block_mask.full_kv_num_blocks is not None and block_mask.full_kv_indices is not None:
         full = _listed("full_kv", block_mask.full_kv_num_blocks, block_mask.full_kv_indices, num_rows, num_columns)
     for blocks in (partial, full):
         if blocks.shape[0] not in (1, batch) or blocks.shape[1] not in (1, heads):

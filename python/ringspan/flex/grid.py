@@ -71,6 +71,6 @@ class _IndexByTensors(TorchFunctionMode):
             table, index = args
             places = index if isinstance(index, tuple) else (index,)
             if all(isinstance(place, Tensor | int) and not isinstance(place, bool) for place in places):
-                places = [place if isinstance(place, Tensor) else torch.tensor(place) for place in places]
-                return torch.ops.aten.index(table, places)
+                indices = [place if isinstance(place, Tensor) else torch.tensor(place) for place in places]
+                return torch.ops.aten.index(table, indices)
         return func(*args, **(kwargs or {}))

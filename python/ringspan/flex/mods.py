@@ -54,7 +54,7 @@ def read_score_mod(mod: ScoreMod, pairs: Pairs, dtype: torch.dtype) -> tuple[For
     first = _read(mod, Grid(pairs.batch, pairs.heads, place.expand(*pairs.rows.shape[:-1], 2), place), dtype)
     form, added = replace(first, added=None, kept=None), None
     if first.added is not None:
-        added = _added(mod, pairs, first, dtype)
+        added = _added(mod, pairs, first, first.added, dtype)
     mask = None
     if first.kept is not None:
         rule = Rule(_kept_by(mod, dtype), None, pairs.batch, pairs.heads, pairs.q_len, pairs.kv_len)
@@ -62,9 +62,12 @@ def read_score_mod(mod: ScoreMod, pairs: Pairs, dtype: torch.dtype) -> tuple[For
     return replace(form, added=added), mask
 
 
-def _added(mod: ScoreMod, pairs: Pairs, first: Form, dtype: torch.dtype) -> Tensor:
-    """[B or 1, N or 1, R or 1, kv_len or 1]; of no rows where it has an axis of rows and this rank has none."""
-    lists, by_rows = first.added.shape[0] * first.added.shape[1], first.added.shape[2] > 1
+def _added(mod: ScoreMod, pairs: Pairs, first: Form, at_first: Tensor, dtype: torch.dtype) -> Tensor:
+    """[B or 1, N or 1, R or 1, kv_len or 1]; of no rows where it has an axis of rows and this rank has none.
+
+    at_first: what was added where the form was read first.
+    """
+    lists, by_rows = at_first.shape[0] * at_first.shape[1], at_first.shape[2] > 1
     rows = pairs.rows
     if not by_rows or rows.shape[-1] == 0:
         rows = torch.zeros(*rows.shape[:-1], 1, dtype=torch.int64)  # any one row
@@ -73,6 +76,8 @@ def _added(mod: ScoreMod, pairs: Pairs, first: Form, dtype: torch.dtype) -> Tens
         form = _read(mod, pairs.grid(rows[..., begin:end]), dtype)
         if (form.factor, form.inner) != (first.factor, first.inner):
             raise NotImplementedError("score_mod applies other numbers to the score each time that it is called")
+        if form.added is None:
+            raise NotImplementedError("score_mod adds something to the score only some of the times that it is called")
         parts.append(form.added)
     added = torch.cat(parts, 2)
     return added[:, :, : pairs.rows.shape[-1]] if by_rows else added
@@ -102,7 +107,8 @@ def _read(mod: ScoreMod, grid: Grid, dtype: torch.dtype) -> Form:
 def _kept_by(mod: ScoreMod, dtype: torch.dtype) -> Callable:
     """The mask_mod inside of a score_mod."""
 
-    def decide(*place: Tensor) -> Tensor:
-        return mod(Score.of(Form(dtype)), *place).form.kept
+    def decide(*place: Tensor) -> Any:
+        score: Any = mod(Score.of(Form(dtype)), *place)
+        return score.form.kept
 
     return decide

@@ -155,8 +155,8 @@ def _either(condition: Tensor, first: Form, second: Form) -> Score:
         refuse("where", "the two sides hold it with different factors or softcaps")
     first, second = first.masked_by_adding(), second.masked_by_adding()
     nothing = torch.zeros((), dtype=first.dtype)
-    terms = [nothing if form.added is None else form.added for form in (first, second)]
-    added = torch.where(condition, *terms)
+    one, other = (nothing if form.added is None else form.added for form in (first, second))
+    added = torch.where(condition, one, other)
     return Score.of(replace(first, added=added, dtype=torch.promote_types(first.dtype, added.dtype)))
 
 
@@ -207,6 +207,11 @@ def _is_minus_infinity(value: Any) -> bool:
         return False
 
 
+def _getter(name: str) -> Callable[..., Any]:
+    """What reading an attribute of a tensor calls."""
+    return getattr(Tensor, name).__get__
+
+
 # By the functions themselves: a function of one of these names elsewhere may do something else.
 _RULES: dict[Any, Callable] = {
     **dict.fromkeys((torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__), _add),
@@ -229,9 +234,9 @@ _RULES: dict[Any, Callable] = {
     torch.zeros_like: lambda score, **kwargs: _filled(score, 0.0, **kwargs),
     torch.ones_like: lambda score, **kwargs: _filled(score, 1.0, **kwargs),
     torch.full_like: _filled,
-    Tensor.dtype.__get__: lambda score: score.form.dtype,
-    Tensor.device.__get__: lambda score: torch.device("cpu"),
-    Tensor.shape.__get__: lambda score: torch.Size(),
-    Tensor.ndim.__get__: lambda score: 0,
+    _getter("dtype"): lambda score: score.form.dtype,
+    _getter("device"): lambda score: torch.device("cpu"),
+    _getter("shape"): lambda score: torch.Size(),
+    _getter("ndim"): lambda score: 0,
     Tensor.dim: lambda score: 0,
 }

@@ -18,6 +18,7 @@ backward, outside the context, computes the same. docs/transformers.md says what
 """
 
 from ringspan.hf.context import CHECKED_MODELS, context_parallel
-from ringspan.hf.register import NAME, register
+from ringspan.hf.models import NAME
+from ringspan.hf.register import register
 
 __all__ = ["CHECKED_MODELS", "NAME", "context_parallel", "register"]

@@ -76,7 +76,7 @@ def _attend(
     if forward is not None:
         forward.calls += 1
     wide = torch.float64 if query.dtype == torch.float64 else torch.float32
-    out = attention(
+    out: Any = attention(
         query,
         key,
         value,

@@ -66,21 +66,22 @@ def _make_mask(
     q_offset = int(q_offset)
     mask = None if pattern is None else _mask_of(pattern, q_length, kv_length, q_offset, kv_offset)
     if mask is None:
-        keep = _dense(shape, q_offset, kv_offset, mask_function, attention_mask, others)
-        return StructuredMask(full(), keep, None, shape)
+        dense = _dense(shape, q_offset, kv_offset, mask_function, attention_mask, others)
+        return StructuredMask(full(), dense, None, shape)
     keep = _padding(attention_mask, kv_length, kv_offset)
     return StructuredMask(mask, keep, pattern, shape, first=q_offset - kv_offset)
 
 
 def _mask_of_shards(
-    forward: Forward, shape: tuple[int, int, int, int], pattern: Pattern | None, mask_function: Callable
+    forward: Forward, shape: tuple[int, int, int, int], pattern: Pattern | None, mask_function: Callable | None
 ) -> StructuredMask:
     """The mask of the whole sequence. What was read from this rank's tokens alone, is replaced by what was gathered."""
     _, _, rows, keys = shape
     if pattern is None:
+        name = getattr(mask_function, "__qualname__", mask_function)
         raise NotImplementedError(
-            f"the mask function {mask_function.__qualname__} is none that ringspan.hf can say of a sequence on several "
-            "ranks; run this model on one rank"
+            f"the mask function {name} is none that ringspan.hf can say of a sequence on several ranks; run this model "
+            "on one rank"
         )
     if rows != forward.rows or keys != rows:
         raise NotImplementedError(
@@ -124,11 +125,9 @@ def _mask_of(
     rule = _rule(pattern, None if q_len == kv_len else "top_left")
     if rule is None or not packed:
         return rule
-    return (
-        documents(lengths=lengths, inside=rule)
-        if lengths is not None
-        else documents(ids=pattern.documents + 1, inside=rule)
-    )
+    if lengths is not None:
+        return documents(lengths=lengths, inside=rule)
+    return None if pattern.documents is None else documents(ids=pattern.documents + 1, inside=rule)
 
 
 def _rule(pattern: Pattern, align: str | None) -> Mask | None:
@@ -167,7 +166,7 @@ def _dense(
     shape: tuple[int, int, int, int],
     q_offset: int,
     kv_offset: int,
-    mask_function: Callable,
+    mask_function: Callable | None,
     attention_mask: Tensor | None,
     others: dict[str, Any],
 ) -> Tensor:

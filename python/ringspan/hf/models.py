@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import nn
 
+NAME = "ringspan"  # as `attn_implementation`
 # Compared with one process, on two ranks, by tests/multiproc/test_hf_cp.py: each and every one.
 CHECKED_MODELS = frozenset(
     {
@@ -52,8 +53,6 @@ def find_model(module: nn.Module) -> nn.Module:
 
 def check_model(model: Any, assume_token_wise: bool) -> None:
     """ValueError where attention is not ringspan's; NotImplementedError for a model that is not offered."""
-    from ringspan.hf.register import NAME
-
     config = model.config
     if config._attn_implementation != NAME:
         raise ValueError(

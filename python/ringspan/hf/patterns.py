@@ -66,10 +66,11 @@ def known_factories() -> dict[CodeType, str]:
     return {function.__code__: name for name, function in made.items()}
 
 
-def read_pattern(function: Callable) -> Pattern | None:
+def read_pattern(function: Callable | None) -> Pattern | None:
     """The pattern of a mask function, None where a part of it is unknown."""
-    rule = known_factories().get(getattr(function, "__code__", None))
-    return None if rule is None else _RULES[rule](_enclosed(function))
+    code = getattr(function, "__code__", None)
+    rule = None if code is None else known_factories().get(code)
+    return None if function is None or rule is None else _RULES[rule](_enclosed(function))
 
 
 def _enclosed(function: Callable) -> dict[str, Any]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-NAME = "ringspan"
+from ringspan.hf.models import NAME
+
 _NEEDED = "transformers is not installed; ringspan.hf needs it: pip install 'ringspan[hf]'"
 
 

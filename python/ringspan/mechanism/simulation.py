@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ringspan.mechanism.arguments import (
     ACCUMULATOR,
+    Statistics,
     check_finite,
     check_float,
     check_leading,
@@ -46,11 +47,12 @@ def context_parallel_attention_sim(query: Tensor, key: Tensor, value: Tensor, cp
     key_shards = split_sequence_contiguous(key, cp_size)
     value_shards = split_sequence_contiguous(value, cp_size)
     scale = 1 / math.sqrt(query.shape[-1])
-    running = None
+    running: Statistics | None = None
     for key_shard, value_shard in zip(key_shards, value_shards, strict=True):
         # Scaled first: a product that only overflows before scaling is a good score.
         scores = torch.matmul(query * scale, key_shard.transpose(-2, -1))
         # A score beyond the range would pass for a masked key.
         check_finite("query times key", scores)
         running = merge_softmax_statistics(running, local_softmax_statistics(scores, value_shard))
+    assert running is not None  # there is at least one shard
     return finish_softmax(running).to(dtype)

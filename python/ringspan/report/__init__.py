@@ -16,7 +16,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     SystemExit too): bad arguments.
     """
     try:
-        from ringspan.report.main import run_command
+        from ringspan.report.command import run_command
     except ModuleNotFoundError as error:
         print(f"ringspan.report needs {error.name}; install ringspan[report]", file=sys.stderr)
         return 1

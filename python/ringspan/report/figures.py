@@ -37,7 +37,7 @@ _COLOURS = {
 }
 _MARKERS = dict(zip(_COLOURS, "sDvo^P8<>XdphH", strict=False))
 _LINES = ("-", "--", ":", "-.")
-_STYLE = {
+_STYLE: Any = {
     "svg.fonttype": "none",
     "font.family": "sans-serif",
     "font.size": 10,
@@ -109,8 +109,8 @@ def _against(runs: list[Loaded], what: str, unit: str, place: Callable[[Loaded],
 def _draw_lines(axes: Axes, points: dict[int, Loaded], value: Callable[[dict[str, Any]], float | None]) -> None:
     for name, line in _lines_of(list(points.values())).items():
         paths = {x: run.result["metrics"]["paths"].get(name) for x, run in sorted(points.items())}
-        found = {x: value(path) for x, path in paths.items() if path}
-        found = {x: y for x, y in found.items() if y is not None}
+        values = {x: value(path) for x, path in paths.items() if path}
+        found = {x: y for x, y in values.items() if y is not None}
         if found:
             look = _look_of(name)
             marker, colour = _MARKERS[look], _COLOURS[look]

@@ -43,7 +43,7 @@ def npu_disable_cp_dtensor_dispatcher() -> None:
     ringspan.disable_cp_dtensor_dispatcher()
 
 
-def make_modules() -> dict[str, ModuleType]:
+def make_distributed_modules() -> dict[str, ModuleType]:
     """The modules by their full names."""
     from torch.distributed.tensor.experimental import _context_parallel as shared
 
@@ -86,5 +86,5 @@ def install_hccl(stack: ExitStack) -> None:
     backend.register_backend("hccl", _make_gloo, devices=["cpu"])
 
 
-def _make_gloo(store: Any, rank: int, size: int, timeout: datetime.timedelta) -> dist.ProcessGroup:
+def _make_gloo(store: Any, rank: int, size: int, timeout: datetime.timedelta) -> Any:
     return dist.ProcessGroupGloo(store, rank, size, timeout)

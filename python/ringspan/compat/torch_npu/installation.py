@@ -9,13 +9,14 @@ from contextlib import ExitStack
 
 import torch
 
-from ringspan.compat.torch_npu import distributed, testing
+from ringspan.compat.torch_npu.distributed import install_hccl, install_switches, make_distributed_modules
 from ringspan.compat.torch_npu.generator import Generator, join_torch
 from ringspan.compat.torch_npu.npu_module import install_npu_module, make_npu_module
 from ringspan.compat.torch_npu.ops import VendorOps
 from ringspan.compat.torch_npu.packages import packages_of
 from ringspan.compat.torch_npu.steps import install_steps
 from ringspan.compat.torch_npu.strings import install_strings
+from ringspan.compat.torch_npu.testing import make_testing_modules
 from ringspan.compat.torch_npu.undo import set_item
 
 NAME = "torch_npu"
@@ -67,7 +68,7 @@ def _install(stack: ExitStack, device_strings: bool, context_parallel: bool) -> 
     npu = make_npu_module(generator)
     root = ops.packets() | {"npu": npu, "__version__": f"{torch.__version__}.ringspan"}
     modules = packages_of({NAME: root}) | {f"{NAME}.npu": npu}
-    modules |= distributed.make_modules() | testing.make_modules()
+    modules |= make_distributed_modules() | make_testing_modules()
     for name, module in modules.items():
         # Others ask for it before they import.
         module.__spec__ = importlib.machinery.ModuleSpec(name, None)
@@ -78,9 +79,9 @@ def _install(stack: ExitStack, device_strings: bool, context_parallel: bool) -> 
     set_item(stack, sys.modules, "torch.npu", npu)
     install_npu_module(stack, npu)
     join_torch(stack, generator)
-    distributed.install_hccl(stack)
+    install_hccl(stack)
     install_steps(stack)
     if context_parallel:
-        distributed.install_switches(stack)
+        install_switches(stack)
     if device_strings:
         install_strings(stack)

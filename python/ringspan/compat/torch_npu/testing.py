@@ -35,7 +35,7 @@ class TestCase(unittest.TestCase):
             one, other, rtol=prec16 if half else prec, atol=prec16 if half else prec, err_msg=message or ""
         )
 
-    def assertEqual(self, first: Any, second: Any, msg: str | None = None, **limits: float) -> None:
+    def assertEqual(self, first: Any, second: Any, msg: str | None = None, **limits: Any) -> None:
         """Of tensors by `torch.testing.assert_close`, with `atol` and `rtol`."""
         if isinstance(first, torch.Tensor) or isinstance(second, torch.Tensor):
             torch.testing.assert_close(first, second, msg=msg, **limits)
@@ -81,7 +81,7 @@ def world_size() -> int:
     return int(os.environ.get(WORLD_VARIABLE, _WORLD))
 
 
-def make_modules() -> dict[str, ModuleType]:
+def make_testing_modules() -> dict[str, ModuleType]:
     """The modules by their full names. Bases of distributed tests are looked up in PyTorch when they are asked for."""
     contents: dict[str, dict[str, Any]] = {
         "torch_npu.testing": {},

@@ -14,7 +14,7 @@ from ringspan.report.text import failures_of, markdown
 
 
 def run_command(arguments: Sequence[str]) -> int:
-    """See `ringspan.report.main`."""
+    """See `main` in ringspan/report/__init__.py."""
     parser = _build_parser()
     options = parser.parse_args(arguments)
     if not options.folder.is_dir():

@@ -16,16 +16,19 @@ import torch
 import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
-from ringspan.bench import failures, preflight, result
 from ringspan.bench.config import Config, parse
 from ringspan.bench.decision import decide
+from ringspan.bench.failures import Reporter, describe
+from ringspan.bench.launch import world_group
+from ringspan.bench.preflight import check_before
 from ringspan.bench.progress import Bar, print_summary
 from ringspan.bench.ranks import Ranks
+from ringspan.bench.result import begin_result, write_result
 from ringspan.bench.run import measure, planned_metrics
 
 
 def run_command(arguments: Sequence[str]) -> int:
-    """See `ringspan.bench.main`."""
+    """See `main` in ringspan/bench/__init__.py."""
     first = os.environ.get("RANK", "0") == "0"
     try:
         # Every rank finds the same fault; rank 0 tells it.
@@ -44,14 +47,14 @@ def run_command(arguments: Sequence[str]) -> int:
 
 def _preflight(config: Config) -> list[dict[str, str]]:
     try:
-        return preflight.check(config)
+        return check_before(config)
     except ValueError as error:
         print(f"python -m ringspan.bench: error: {error}", file=sys.stderr)
         raise SystemExit(2) from error
 
 
 def _begin(config: Config, arguments: Sequence[str], checks: list[dict[str, str]], run_id: str) -> dict[str, Any]:
-    record = result.begin(config, arguments, run_id)
+    record = begin_result(config, arguments, run_id)
     record["preflight"] = checks
     record["metrics"] = planned_metrics(config)
     record["decision"] = decide({}, config.world, config.repeats, None)
@@ -65,7 +68,7 @@ def _dry_run(config: Config, arguments: Sequence[str], checks: list[dict[str, st
 
 def _run(config: Config, arguments: Sequence[str], checks: list[dict[str, str]]) -> int:
     record = _begin(config, arguments, checks, _run_id())
-    reporter = failures.Reporter(config, record)
+    reporter = Reporter(config, record)
     reporter.watch()
     try:
         store = _join(config)
@@ -80,13 +83,13 @@ def _run(config: Config, arguments: Sequence[str], checks: list[dict[str, str]])
                 reporter.beat()
                 bar.show(phase, done, total)
 
-            ranks = Ranks(dist.group.WORLD, _device(config))
+            ranks = Ranks(world_group(), _device(config))
             measure(config, ranks, record, beat)
         written = config.rank != 0 or _write(config, record)
         reporter.succeed()
         ranks.barrier()
     except (Exception, KeyboardInterrupt) as error:
-        reporter.conclude(failures.describe(error, config.rank))
+        reporter.conclude(describe(error, config.rank))
         # Not sys.exit: taking a group apart whose ranks are lost may wait for them.
         sys.stdout.flush()
         sys.stderr.flush()
@@ -97,7 +100,7 @@ def _run(config: Config, arguments: Sequence[str], checks: list[dict[str, str]])
 
 def _write(config: Config, record: dict[str, Any]) -> bool:
     try:
-        result.write(config.output, record, config.force)
+        write_result(config.output, record, config.force)
     except (OSError, ValueError) as error:
         print(f"python -m ringspan.bench: error: {config.output} could not be written: {error}", file=sys.stderr)
         return False

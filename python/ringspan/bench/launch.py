@@ -6,7 +6,7 @@ import os
 import queue
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -29,13 +29,20 @@ def is_under_torchrun() -> bool:
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
+def world_group() -> dist.ProcessGroup:
+    """The group of all ranks, once there is one."""
+    group = dist.group.WORLD
+    assert group is not None
+    return group
+
+
 def run_here(worker: Worker, argument: Any, backend: str) -> list[Any]:
     """Runs `worker` as one of torchrun's ranks; returns what it yielded, on every rank."""
     if backend == "nccl":
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     dist.init_process_group(backend, timeout=timedelta(seconds=_SILENCE_LIMIT_S))
     try:
-        return list(worker(dist.group.WORLD, argument))
+        return list(worker(world_group(), argument))
     finally:
         dist.destroy_process_group()
 
@@ -66,7 +73,7 @@ def run_on_processes(world: int, worker: Worker, argument: Any) -> Iterator[Any]
             process.join()
 
 
-def _collect(processes: list[mp.Process], reports: mp.Queue) -> Iterator[Any]:
+def _collect(processes: Sequence[Any], reports: mp.Queue) -> Iterator[Any]:
     last_word = time.monotonic()
     while True:
         try:
@@ -92,7 +99,7 @@ def _enter(rank: int, world: int, port: int, worker: Worker, argument: Any, repo
         timeout = timedelta(seconds=_SILENCE_LIMIT_S)
         store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timeout)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=timeout)
-        for value in worker(dist.group.WORLD, argument):
+        for value in worker(world_group(), argument):
             if rank == 0:
                 reports.put(("value", value))
         dist.barrier()

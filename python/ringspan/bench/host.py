@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime
+import functools
 import os
 import platform
 import subprocess
@@ -13,7 +15,7 @@ import torch
 import ringspan._ops  # noqa: F401  the instruction set in use is the library's
 
 
-def describe() -> dict[str, Any]:
+def describe_host() -> dict[str, Any]:
     """Processor, cores, instruction set in use, system and versions."""
     return {
         "cpu": cpu_model(),
@@ -35,12 +37,29 @@ def cpu_model() -> str:
     return platform.processor() or platform.machine()
 
 
+def available_bytes() -> int | None:
+    """Memory that the system could hand out now; None where it does not tell."""
+    path = Path("/proc/meminfo")
+    if path.exists():
+        for line in path.read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return None
+
+
+def stamp() -> dict[str, str | None]:
+    """The date and the commit of what is measured now."""
+    now = datetime.datetime.now(datetime.timezone.utc)
+    return {"date": now.isoformat(timespec="seconds"), "commit": commit()}
+
+
+@functools.cache
 def commit() -> str | None:
     """The commit of the package's sources, marked where files differ from it; None where they are in no checkout."""
     tracked = ["git", "ls-files", "--error-unmatch", Path(__file__).name]
-    describe = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    named = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     try:
-        for command in (tracked, describe):
+        for command in (tracked, named):
             done = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, timeout=10)
             if done.returncode != 0:
                 return None
