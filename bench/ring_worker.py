@@ -15,6 +15,7 @@ from reference import distance_to
 from ring_cases import ring_cases, schedule_cases
 from ringspan.bench.clock import Clock
 from ringspan.bench.ranks import Ranks
+from ringspan.names import SCHEDULES
 from session import end_with_parent
 from settings import Settings
 from shapes import RING_MIN_SEQ_LEN, RING_RATIO, RING_SLOWDOWN, SCHEDULE_OVER_RING, Case
@@ -24,10 +25,8 @@ import ringspan as rs
 
 _LOCAL_THREADS = 2
 _EXCHANGES = ("all_to_all", "p2p")
-# Those of two ranks; forward of q_ring is the ring's. Hybrids and double rings need four.
-_FORWARD_SCHEDULES = ("ring", "gather", "ulysses", "pruned", "invariant")
-# In backward, Q may go round too.
-_SCHEDULES = {False: _FORWARD_SCHEDULES, True: (*_FORWARD_SCHEDULES[:4], "q_ring", "invariant")}
+# By whether there is a backward: forward of q_ring is the ring's. Hybrids and double rings need four ranks.
+_SCHEDULES = {True: SCHEDULES[1:], False: [name for name in SCHEDULES[1:] if name != "q_ring"]}
 # By messages between two ranks, gradients need a hop less and nobody waits for a third rank.
 _BY_P2P = ("ring", "pruned")
 

@@ -179,7 +179,7 @@ void put_back(const Results& local, const Terms& terms, const ShardMap& q_map, c
 Extras extras_of(const Problem& p, const Terms& terms, const Inputs& in, uint64_t seed, PairGrid& grid) {
   const std::array<int64_t, 4> pairs{p.batch, p.q_heads, in.q.view().rows(), p.kv_len};
   Extras extras;
-  extras.pairs.softcap = terms.softcap;
+  extras.pairs.numbers.softcap = terms.softcap;
   extras.pairs.dropout = {.p = terms.dropout, .seed = seed};
   grid = {.q_begin = 0,
           .kv_begin = 0,

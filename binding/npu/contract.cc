@@ -206,15 +206,15 @@ ContractCall read_contract(const ContractArguments& a, const ContractSizes& s, a
   check_tokens(a, s, q_len, kv_len, call.documents);
   fill_mask(a, q_len, kv_len, call);
   PairArguments& pairs = call.pairs;
-  pairs.numbers.dropout.p = 1 - a.keep_prob;
+  pairs.inputs.dropout.p = 1 - a.keep_prob;
   pairs.total_heads = s.q_heads;
   if (a.type_of_pse() == PseType::kSlopes || a.type_of_pse() == PseType::kRootSlopes) {
     pairs.slopes = a.pse;
-    pairs.numbers.slope_shift = a.slope_shift;
-    pairs.numbers.slope_of_root = a.type_of_pse() == PseType::kRootSlopes;
+    pairs.inputs.slope_shift = a.slope_shift;
+    pairs.inputs.slope_of_root = a.type_of_pse() == PseType::kRootSlopes;
   } else {
     pairs.bias = a.pse;
-    pairs.numbers.bias_factor = a.type_of_pse() == PseType::kBeforeScale ? a.scale : 1;
+    pairs.inputs.bias_factor = a.type_of_pse() == PseType::kBeforeScale ? a.scale : 1;
   }
   // The documents' own order, and positions inside a document.
   uint64_t origin = 0;

@@ -11,8 +11,11 @@ std::vector<std::string> names_of_given(const CallArguments& arguments, std::vec
   for (const auto& [name, is_given] :
        {std::pair("sink", arguments.sink.has_value()), std::pair("attn_mask", pairs.mask.has_value()),
         std::pair("bias", pairs.bias.has_value()), std::pair("alibi", pairs.slopes.has_value()),
-        std::pair("softcap", pairs.numbers.softcap != 0), std::pair("dropout_p", pairs.numbers.dropout.p != 0)}) {
+        std::pair("dropout_p", pairs.inputs.dropout.p != 0)}) {
     if (is_given) names.emplace_back(name);
+  }
+  for (const PairNumberInfo& info : kPairNumbers) {
+    if (pairs.inputs.numbers.*info.value != 0) names.emplace_back(info.name);
   }
   return names;
 }

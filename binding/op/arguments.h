@@ -26,7 +26,7 @@ struct Arguments {
   std::optional<at::Tensor> sink, bias, attn_mask, slopes;
   std::optional<at::Tensor> seed;  // int64 [1]
   bool seed_is_drawn = false;      // by each rank: the one of rank 0 is taken
-  PairInputs numbers{};            // of these the numbers alone
+  PairInputs inputs{};             // of these the numbers alone
   c10::SymInt offset = 0, batch_offset = 0, head_offset = 0, total_heads = 0, slope_shift = 0;
   // Groups over which the batch entries and the heads of the described call are spread, outermost first: read at run
   // time, so that a traced graph holds no rank.
@@ -50,8 +50,8 @@ struct Arguments {
     visit(FieldInfo{"slopes", "None", Compare::kContent, DtypeRule::kAccumulator}, self.slopes);
     visit(FieldInfo{"seed", "None", Compare::kNever, DtypeRule::kHost}, self.seed);
     visit(FieldInfo{"seed_is_drawn", "False"}, self.seed_is_drawn);
-    visit(FieldInfo{"softcap", "0.0", Compare::kValue}, self.numbers.softcap);
-    visit(FieldInfo{"dropout_p", "0.0", Compare::kValue}, self.numbers.dropout.p);
+    visit(FieldInfo{"softcap", "0.0", Compare::kValue}, self.inputs.numbers.softcap);
+    visit(FieldInfo{"dropout_p", "0.0", Compare::kValue}, self.inputs.dropout.p);
     visit(FieldInfo{"offset", "0", Compare::kValue}, self.offset);
     visit(FieldInfo{"batch_offset", "0", Compare::kValue}, self.batch_offset);
     visit(FieldInfo{"head_offset", "0", Compare::kValue}, self.head_offset);

@@ -33,8 +33,8 @@ int64_t read_seed(const Tensor& seed) {
 int64_t number_of(const c10::SymInt& value) { return value.guard_int(__FILE__, __LINE__); }
 
 PairArguments read_pairs(const Arguments& a) {
-  PairArguments pairs{.bias = a.bias, .mask = a.attn_mask, .slopes = a.slopes, .numbers = a.numbers};
-  pairs.numbers.slope_shift = number_of(a.slope_shift);
+  PairArguments pairs{.bias = a.bias, .mask = a.attn_mask, .slopes = a.slopes, .inputs = a.inputs};
+  pairs.inputs.slope_shift = number_of(a.slope_shift);
   pairs.offset = number_of(a.offset);
   pairs.batch_offset = number_of(a.batch_offset);
   pairs.head_offset = number_of(a.head_offset);
@@ -77,9 +77,8 @@ ForwardTuple attention_forward(const ForwardCall& forward) {
       CallArguments arguments = read_call(a);
       arguments.needs_grad = forward.needs_grad;
       arguments.pairs.wants_bias_gradient = forward.wants_bias;
-      RINGSPAN_CHECK(a.numbers.dropout.p == 0 || a.seed, "dropout_p is ", a.numbers.dropout.p,
-                     " and no seed was given");
-      if (a.numbers.dropout.p != 0) arguments.pairs.seed = read_seed(*a.seed);
+      RINGSPAN_CHECK(a.inputs.dropout.p == 0 || a.seed, "dropout_p is ", a.inputs.dropout.p, " and no seed was given");
+      if (a.inputs.dropout.p != 0) arguments.pairs.seed = read_seed(*a.seed);
       PreparedCall checked = prepare(group, query, key, value, arguments);
       number = make_agreed(checked, arguments, CallKind::kForward, 0);
       return checked;

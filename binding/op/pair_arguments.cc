@@ -54,7 +54,7 @@ at::Tensor dense_slopes(const at::Tensor& slopes, const Problem& p, at::ScalarTy
 }
 
 void check_places(const PairArguments& arguments, const Problem& p) {
-  const double dropout_p = arguments.numbers.dropout.p;
+  const double dropout_p = arguments.inputs.dropout.p;
   RINGSPAN_CHECK(dropout_p >= 0 && dropout_p < 1, "dropout_p is ", dropout_p, "; it must be at least 0 and below 1");
   for (const auto& [name, value] :
        {std::pair("offset", arguments.offset), std::pair("batch_offset", arguments.batch_offset),
@@ -89,7 +89,7 @@ int64_t batch_of_pairs(const at::Tensor& tensor) { return size_from_end(tensor, 
 int64_t heads_of_pairs(const at::Tensor& tensor) { return size_from_end(tensor, 3); }
 
 PairOperands::PairOperands(const PairArguments& arguments, const Problem& p, int64_t q_rows)
-    : numbers_(arguments.numbers),
+    : numbers_(arguments.inputs),
       bias_(arguments.bias),
       mask_(arguments.mask),
       mask_means_masked_(arguments.mask_means_masked),

@@ -25,7 +25,7 @@ struct PairArguments {
   bool mask_means_masked = false, mask_by_grid = false;
   // [query heads] or [batch, query heads], fp32 or the accumulator type.
   std::optional<at::Tensor> slopes{};
-  PairInputs numbers{};  // of these the numbers alone
+  PairInputs inputs{};  // of these the numbers alone
   int64_t seed = 0;
   bool seed_is_drawn = false;
   // Where the draws of this call's pairs begin; the number of heads of the undivided call.

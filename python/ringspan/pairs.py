@@ -11,7 +11,7 @@ The arguments of `attention` on the left, what crosses the dispatcher on the rig
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -98,6 +98,14 @@ NUMBERS = {
     "head_offset": Number(0, 0, _check_place),
     "total_heads": Number(None, 0, _check_total),
 }
+
+
+def complete_numbers(function: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """All numbers of a call, those that were not given as `attention` has them. TypeError for a name that is none."""
+    for name in given:
+        if name not in NUMBERS:
+            raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")
+    return {name: given.get(name, number.default) for name, number in NUMBERS.items()}
 
 
 def check_pairs(given: Given) -> None:

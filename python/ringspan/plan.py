@@ -19,7 +19,7 @@ from ringspan.machines import Machine, check_machine
 from ringspan.masks import Full, Mask
 from ringspan.names import name_of_dtype
 from ringspan.numbers import check_whole
-from ringspan.pairs import check_fits, check_pairs
+from ringspan.pairs import check_fits, check_pairs, complete_numbers
 from ringspan.schedules import schedule_of_call
 from ringspan.shard_map import ShardMap
 from ringspan.simulation import Simulation, simulation_of
@@ -152,18 +152,19 @@ def plan(
     attn_mask: Tensor | None = None,
     bias: Any = None,
     sink: Tensor | None = None,
-    softcap: float | None = None,
-    dropout_p: float = 0.0,
     schedule: Any = "auto",
     exchange: str = "auto",
+    **numbers: Any,
 ) -> Plan:
     """The plan of `attention` with these arguments, for every rank.
 
     query, key, value: sizes of the *whole* sequences in `layout`, such as (1, 8, 4096, 64). The number of ranks comes
-    from `world_size`, else from the map, else from `group`, else it is 1. Raises what `attention` raises.
+    from `world_size`, else from the map, else from `group`, else it is 1. numbers: softcap, dropout_p and the others of
+    `attention`; like bias and sink they change neither steps nor messages. Raises what `attention` raises.
     """
     given = locals()
-    check_pairs(given)  # which change neither steps nor messages
+    given |= complete_numbers("plan", given.pop("numbers"))
+    check_pairs(given)
     check_choices(given)
     name_of_dtype(dtype)  # before what depends on it
     check_fits(given, dtype)

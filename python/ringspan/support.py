@@ -15,6 +15,9 @@ from ringspan.names import DEVICES, DTYPES
 EXACT = "exact"
 
 _NO_ARGUMENT = "its op has no such argument"
+# What changes the arithmetic of a call and is offered on an accelerator unless the table below says otherwise. What
+# neither names is refused there: a new argument must not be left out in silence.
+_OFFERED_ON_DEVICES = ("sink", "return_stats", "the row maximum", "the gradient of lse", *DTYPES)
 # What the steps on an accelerator cannot do of a call, by the name of an argument or a dtype, and why.
 DEVICE_REFUSALS = {
     "cuda": {
@@ -96,8 +99,9 @@ def device_refusal(device: str, given: Sequence[str]) -> str:
     """What a call on `device` with these arguments and dtypes is told, "" where all are offered."""
     refused = DEVICE_REFUSALS.get(device, {})
     for name in given:
-        if name in refused:
-            return f"{name} is not offered on {device}: {refused[name]}; leave it out, or move the call to the CPU"
+        reason = refused.get(name, "" if name in _OFFERED_ON_DEVICES else _NO_ARGUMENT)
+        if reason:
+            return f"{name} is not offered on {device}: {reason}; leave it out, or move the call to the CPU"
     return ""
 
 

@@ -111,7 +111,7 @@ struct BackwardBlock {
   const kernel::RawView* dbias;  // null = not asked for
 
   RINGSPAN_INLINE bool changes_gradients() const {
-    return pairs.drops() || dbias || (pairs.changes_scores() && pairs.rule->softcap != 0);
+    return pairs.drops() || dbias || (pairs.changes_scores() && pairs.rule->scales_gradients != 0);
   }
 };
 
@@ -207,7 +207,7 @@ template <class C>
 void change_gradients(const BackwardBlock<C>& b, const ColumnLimits<C>& limits, int64_t row, int64_t col,
                       TileMemory<typename C::Acc> p, TileMemory<typename C::Acc> result) {
   using Acc = typename C::Acc;
-  const bool drops = b.pairs.drops(), caps = b.pairs.changes_scores() && b.pairs.rule->softcap != 0;
+  const bool drops = b.pairs.drops(), scales = b.pairs.changes_scores() && b.pairs.rule->scales_gradients != 0;
   const auto rescale = static_cast<Acc>(b.pairs.rule->rescale);
   for (int64_t r = 0; r < C::kRows; ++r) {
     const Acc* dp_row = b.s.tile + r * C::kCols;
@@ -229,7 +229,7 @@ void change_gradients(const BackwardBlock<C>& b, const ColumnLimits<C>& limits, 
     }
     const int64_t begin = larger(limits.first[r], col), end = smaller(limits.last[r], col + C::kCols);
     if (b.dbias && begin < end) add_bias_gradient<Acc>(*b.dbias, b.pairs, row + r, ds - col, {begin, end});
-    if (!caps) continue;
+    if (!scales) continue;
     const Acc* cap = b.s.cap + r * kGradStride + col;
     for (int j = 0; j < C::kCols; j += kLanes<Acc>) {
       const Vector<Acc> d = load(ds + j);

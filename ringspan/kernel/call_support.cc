@@ -29,7 +29,8 @@ PairRule pair_rule(const PairInputs& pairs) {
   PairRule rule{};
   rule.changes_scores = pairs.changes_scores();
   rule.drops = pairs.drops();
-  rule.softcap = pairs.softcap;
+  rule.scales_gradients = pairs.has_numbers();
+  rule.numbers = pairs.numbers;
   rule.bias = raw_view(pairs.bias);
   rule.bias_factor = pairs.bias_factor;
   if (pairs.mask.is_given()) {

@@ -11,6 +11,7 @@
 #include <cstdint>
 
 #include "ringspan/kernel/pair_grid.h"
+#include "ringspan/kernel/pair_numbers.h"
 #include "ringspan/shape/head_dim.h"
 
 namespace ringspan {
@@ -66,7 +67,8 @@ TileAxes axes_of(const Tile& tile) noexcept;
 // PairInputs as kernels read them.
 struct PairRule {
   int32_t changes_scores, drops;
-  double softcap;
+  int32_t scales_gradients;  // a number is given, and so dS has a factor for each pair
+  PairNumbers numbers;
   RawView bias;
   double bias_factor;
   RawView mask;  // bytes; `element` means nothing

@@ -55,14 +55,16 @@ void check_mask_of_grids(const PairInputs& pairs, const Tile& tile) {
 }  // namespace
 
 void check_numbers(const PairInputs& pairs, DType acc) {
-  RINGSPAN_CHECK(std::isfinite(pairs.softcap) && pairs.softcap >= 0, "softcap is ", pairs.softcap,
-                 ", expected a positive number, or 0 for none");
-  // Kernels multiply with both, in this type.
-  const double inverse = acc == DType::kF64 ? 1 / pairs.softcap : 1 / static_cast<float>(pairs.softcap);
-  RINGSPAN_CHECK(is_finite_as(acc, pairs.softcap), "softcap is ", pairs.softcap, ", which is infinite in ",
-                 name_of(acc));
-  RINGSPAN_CHECK(pairs.softcap == 0 || std::isfinite(inverse), "softcap is ", pairs.softcap, ", and 1 / softcap, ",
-                 1 / pairs.softcap, ", is infinite in ", name_of(acc));
+  for (const auto& [name, member] : kPairNumbers) {
+    const double value = pairs.numbers.*member;
+    RINGSPAN_CHECK(std::isfinite(value) && value >= 0, name, " is ", value,
+                   ", expected a positive number, or 0 for none");
+    // Kernels multiply with both, in this type.
+    const double inverse = acc == DType::kF64 ? 1 / value : 1 / static_cast<float>(value);
+    RINGSPAN_CHECK(is_finite_as(acc, value), name, " is ", value, ", which is infinite in ", name_of(acc));
+    RINGSPAN_CHECK(value == 0 || std::isfinite(inverse), name, " is ", value, ", and 1 / ", name, ", ", 1 / value,
+                   ", is infinite in ", name_of(acc));
+  }
   RINGSPAN_CHECK(pairs.dropout.p >= 0 && pairs.dropout.p < 1, "the dropout probability is ", pairs.dropout.p,
                  ", expected at least 0 and below 1");
   for (const auto& [name, view] :

@@ -7,12 +7,14 @@
 // max, sum and lse are those of s: dropout leaves them as they are.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
 #include <span>
 
 #include "ringspan/kernel/pair_grid.h"
+#include "ringspan/kernel/pair_numbers.h"
 #include "ringspan/view/tensor_view.h"
 
 namespace ringspan {
@@ -54,7 +56,7 @@ struct Dropout {
 };
 
 struct PairInputs {
-  double softcap = 0;  // 0 = none
+  PairNumbers numbers{};
   // [B, N, rows, columns]: rows are the local ones, columns global positions; strides may be 0. Any dtype that widens
   // to the accumulator type of the call. As of the mask: where all rows share one (stride 0 over rows), the pointer is
   // that row's also where there are no local rows, for these may meet other ranks' rows.
@@ -70,7 +72,10 @@ struct PairInputs {
   // dropout, slopes and masks by grid.
   std::span<const PairGrid> grids{};
 
-  bool changes_scores() const { return softcap != 0 || bias.is_given() || mask.is_given() || slopes.is_given(); }
+  bool has_numbers() const {
+    return std::ranges::any_of(kPairNumbers, [this](const PairNumberInfo& info) { return numbers.*info.value != 0; });
+  }
+  bool changes_scores() const { return has_numbers() || bias.is_given() || mask.is_given() || slopes.is_given(); }
   bool drops() const { return dropout.p != 0; }
 };
 

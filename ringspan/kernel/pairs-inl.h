@@ -207,7 +207,8 @@ __attribute__((noinline)) void change_scores(const PairRule& rule, const PairRow
   if (factor != 1) {
     for (int64_t c = whole_begin; c < whole_end; c += kLanes<Acc>) store(s + c, load(s + c) * factor);
   }
-  if (rule.softcap != 0) cap_scores(s, {whole_begin, whole_end}, static_cast<Acc>(rule.softcap), derivative);
+  const Columns whole{whole_begin, whole_end};
+  if (rule.numbers.softcap != 0) cap_scores(s, whole, static_cast<Acc>(rule.numbers.softcap), derivative);
   for (int64_t c = begin; c < end; c += kPairPiece) {
     const int64_t piece_end = smaller(c + kPairPiece, end);
     if (row.bias) add_bias(s, row, rule, c, piece_end);

@@ -128,9 +128,9 @@ Score score_of(const ConstTensorView& q, const ConstTensorView& k, double scale,
   for (int64_t d = 0; d < q.dim(); ++d)
     dot += load(q, pair.b, pair.n, pair.i, d) * load(k, pair.b, pair.kv_head, pair.j, d);
   Score score{scale * dot, 1};
-  if (inputs.softcap != 0) {
-    const double t = std::tanh(score.value / inputs.softcap);
-    score = {inputs.softcap * t, 1 - t * t};
+  if (inputs.numbers.softcap != 0) {
+    const double t = std::tanh(score.value / inputs.numbers.softcap);
+    score = {inputs.numbers.softcap * t, 1 - t * t};
   }
   score.value += inputs.bias_factor * bias + slope_part(inputs, pair);
   return score;

@@ -30,9 +30,6 @@ struct RowTensor {
   bool operator==(const RowTensor&) const = default;
 };
 
-// Of q and k, and of v and out.
-inline constexpr int64_t kMaxHeadDim = 768;
-
 struct Problem {
   int64_t batch = 1;
   int64_t q_heads = 1;

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 import ringspan as rs
-from ringspan.names import DTYPES
+from ringspan.names import AUTO, DTYPES, SCHEDULES, SPLIT_SCHEDULES
 
 MODES = ("cp_attention",)
 MASKS = ("full", "causal")
@@ -21,7 +21,6 @@ SHARDS = ("contiguous", "head_tail")
 BACKENDS = ("auto", "gloo", "nccl")
 # Schedule and exchange of what every run measures.
 ALWAYS = (("ring", "all_to_all"), ("ring", "p2p"), ("gather", "all_gather"))
-SCHEDULES = ("gather", "ulysses", "pruned", "q_ring", "invariant")  # beside the ring, for any number of ranks
 SCHEDULE_EXCHANGE = "all_to_all"  # of those that are asked for
 BATCH = 1
 _MAX_TEXT = 200  # characters of a label; it also has to fit into a table
@@ -140,7 +139,9 @@ def build_parser() -> argparse.ArgumentParser:
         "--schedules",
         default="ring",
         metavar="NAMES",
-        help="ring, and beside it: gather, ulysses, pruned, q_ring, invariant, hybrid:UxR, double_ring:IxO, or all",
+        help="ring, and beside it: "
+        + ", ".join([*SCHEDULES[2:], *(f"{kind}:N" for kind in SPLIT_SCHEDULES)])
+        + ", or all that fit",
     )
     add("--seed", type=int, default=0, metavar="N", help="of the random input (%(default)s)")
     return parser
@@ -174,14 +175,21 @@ def _complete(options: argparse.Namespace, environment: Mapping[str, str]) -> Co
 def schedules_of(world: int) -> tuple[str, ...]:
     """Every schedule that fits, beside the ring."""
     splits = [(inner, world // inner) for inner in range(2, world) if world % inner == 0]
-    split_names = [name for a, b in splits for name in (rs.hybrid(ulysses=a, ring=b), rs.double_ring(inner=a, outer=b))]
-    return (*SCHEDULES, *split_names)
+    split_names = [f"{kind}:{inner}x{outer}" for inner, outer in splits for kind in SPLIT_SCHEDULES]
+    return (*(name for name in SCHEDULES if name not in (AUTO, "ring")), *split_names)
+
+
+def _in_full(name: str, world: int) -> str:
+    """ "hybrid:2" of 8 ranks as "hybrid:2x4"; other names as they are."""
+    kind, _, inner = name.partition(":")
+    fits = kind in SPLIT_SCHEDULES and inner.isdecimal() and int(inner) > 0 and world % int(inner) == 0
+    return f"{name}x{world // int(inner)}" if fits else name
 
 
 def _schedules(given: str, world: int) -> tuple[str, ...]:
     """What `given` names beside the ring, which always runs, in the order of `schedules_of`."""
     fitting = ("ring", *schedules_of(world))
-    names = fitting if given == "all" else given.split(",")
+    names = fitting if given == "all" else [_in_full(name, world) for name in given.split(",")]
     for name in names:
         if name not in fitting:
             raise ValueError(

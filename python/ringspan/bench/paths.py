@@ -221,7 +221,7 @@ class Scheduled(MeasuredPath):
 
 
 def build_paths(config: Config, ranks: Ranks, inputs: Inputs) -> dict[str, MeasuredPath]:
-    """Every path that runs on this device, by name; `replicated` comes first. rs.attention runs on CPUs."""
+    """Every path that runs on this device, by name; `replicated` comes first. Those of rs.attention on CPUs only."""
     paths: list[MeasuredPath] = [Replicated(config, ranks, inputs), Gathered(config, ranks, inputs)]
     if ranks.device.type == "cpu":
         paths.append(RingLocal(config, ranks, inputs))

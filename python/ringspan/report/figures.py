@@ -34,8 +34,9 @@ _COLOURS = {
     "invariant": "#708090",
     "hybrid": "#e08a7d",
     "double_ring": "#3fb6d9",
+    "other": "#a07c5b",  # a schedule without a colour of its own
 }
-_MARKERS = dict(zip(_COLOURS, "sDvo^P8<>XdphH", strict=False))
+_MARKERS = dict(zip(_COLOURS, "sDvo^P8<>XdphH*", strict=False))
 _LINES = ("-", "--", ":", "-.")
 _STYLE: Any = {
     "svg.fonttype": "none",
@@ -119,7 +120,8 @@ def _draw_lines(axes: Axes, points: dict[int, Loaded], value: Callable[[dict[str
 
 def _look_of(path: str) -> str:
     """The key of _COLOURS that a path goes by."""
-    return path if path in _COLOURS else path.split(":")[0].removesuffix("_all_to_all")
+    schedule = path.split(":")[0].removesuffix("_all_to_all")
+    return next((name for name in (path, schedule) if name in _COLOURS), "other")
 
 
 def _lines_of(runs: list[Loaded]) -> dict[str, str]:

@@ -82,7 +82,7 @@ TEST_P(AttentionNumbersTest, TheLargestAndTheSmallestSoftcapAreExact) {
         terms.softcap = softcap;
         const AttentionCase c(spec, terms);
         PairInputs pairs;
-        pairs.softcap = softcap;
+        pairs.numbers.softcap = softcap;
         SCOPED_TRACE(::testing::Message() << spec << " softcap " << softcap);
         expect_accurate(c, run_forward(c, kernels(), {.pairs = pairs}));
         expect_accurate(c, run_backward(c, kernels(), {.pairs = pairs}));
@@ -112,7 +112,7 @@ TEST_P(AttentionNumbersTest, TheLargestBiasFactorIsExact) {
 TEST_P(AttentionNumbersTest, WhatIsInfiniteInTheAccumulatorTypeIsRefused) {
   const auto with_softcap = [](double softcap) {
     PairInputs pairs;
-    pairs.softcap = softcap;
+    pairs.numbers.softcap = softcap;
     return pairs;
   };
   for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {

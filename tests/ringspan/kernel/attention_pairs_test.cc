@@ -92,7 +92,7 @@ struct PairCase {
   bool has(Term one) const { return term == one || term == Term::kAll; }
 
   void add_scores(const CaseSpec& spec, const std::array<int64_t, 4>& full, DType bias_dtype) {
-    if (has(Term::kSoftcap)) terms.softcap = pairs.softcap = 1.5;
+    if (has(Term::kSoftcap)) terms.softcap = pairs.numbers.softcap = 1.5;
     if (has(Term::kBias) || term == Term::kSharedBias || term == Term::kRowBias) {
       const std::array<bool, 3> shared{term == Term::kSharedBias, term == Term::kSharedBias, term == Term::kRowBias};
       bias = std::make_unique<Bias>(bias_dtype, full, shared, 91);

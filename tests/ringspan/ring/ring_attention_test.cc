@@ -329,7 +329,7 @@ TEST(RingAttention, RefusesViewsThatDoNotFitThePlan) {
     EXPECT_STREQ(error.what(), "k is [2, 2, 5, 24], the plan needs [2, 2, 6, 24]");
   }
   Extras capped, dropping;
-  capped.pairs.softcap = 1e39;
+  capped.pairs.numbers.softcap = 1e39;
   dropping.pairs.dropout.p = 0.5;
   for (const auto& [extras, refusal] :
        {std::pair(capped, "softcap is 1e+39, which is infinite in fp32"),

@@ -89,7 +89,7 @@ Extras extras_of(const Problem& p, const RingInputs& in, int64_t q_rows, LocalTe
   pairs.slope_shift = in.slope_shift;
   pairs.slope_of_root = in.slope_of_root;
   if (!in.sink.empty()) extras.sink = std::as_const(t.sink).view();
-  pairs.softcap = in.softcap;
+  pairs.numbers.softcap = in.softcap;
   pairs.dropout = in.dropout;
   t.grids = in.grids.empty() ? std::vector{grid_at(in, p, 0)} : in.grids;
   pairs.grids = t.grids;
