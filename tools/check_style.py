@@ -1,4 +1,4 @@
-"""Checks what the formatters do not: length of files and functions, ASCII, words that do not belong into sources.
+"""Checks what the formatters do not: length of files and functions, parameters, ASCII, words that do not belong.
 
 Exit status 1 names each fault. Limits are those of CONTRIBUTING.md.
 """
@@ -12,11 +12,36 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from signatures import cxx_signatures, python_signatures
+
 ROOT = Path(__file__).resolve().parent.parent
 
 MAX_FILE_LINES = 500
 MAX_FUNCTION_LINES = 60
 MAX_LINE_LENGTH = 120
+MAX_PARAMETERS = 6
+
+# Functions with more parameters, by file. What PyTorch calls, or lets a caller call, with arguments one by one:
+FIXED_BY_TORCH = {
+    "binding/npu/ops.cc": {"forward", "dropout_gen_mask"},
+    "binding/op/autograd_op.cc": {"forward"},
+    "python/ringspan/device/cuda.py": {"forward", "backward"},
+    "python/ringspan/device/npu.py": {"forward", "backward"},
+    "python/ringspan/device/registry.py": {"forward", "backward"},
+}
+# What users write: names in C++ that take a view each, keywords in Python.
+PUBLIC = {
+    "ringspan/ring/ring_attention.cc": {"ring_forward", "ring_backward"},
+    "ringspan/ring/ring_attention.h": {"ring_forward", "ring_backward"},
+    "python/ringspan/attention.py": {"attention"},
+    "python/ringspan/flex/attention.py": {"flex_attention"},
+    "python/ringspan/flex/masks.py": {"to_mask"},
+    "python/ringspan/plan.py": {"plan"},
+    "python/ringspan/planner.py": {"choose_plan"},
+}
+# Where parameters are not counted: parts of the core, and all Python.
+PARAMETERS_NOT_COUNTED = ("ringspan/plan/", "ringspan/ring/", "ringspan/sim/")
+COUNTS_PYTHON_PARAMETERS = False
 
 CODE = {".h", ".cc", ".py"}
 TEXT = CODE | {".md", ".cmake", ".txt", ".toml", ".json", ".sh", ".yml", ".in", ""}
@@ -124,6 +149,20 @@ def function_faults(file: str, suffix: str, text: str) -> Iterator[Fault]:
             yield file, line, f"a function of {length} lines, at most {MAX_FUNCTION_LINES}"
 
 
+def parameter_faults(file: str, suffix: str, text: str) -> Iterator[Fault]:
+    """Functions with too many parameters, and exceptions that are none."""
+    if file.startswith(PARAMETERS_NOT_COUNTED) or (suffix == ".py" and not COUNTS_PYTHON_PARAMETERS):
+        return
+    found = python_signatures(text) if suffix == ".py" else cxx_signatures(strip_cxx(text))
+    large = [signature for signature in found if signature.count > MAX_PARAMETERS]
+    allowed = FIXED_BY_TORCH.get(file, set()) | PUBLIC.get(file, set())
+    for name, line, count in large:
+        if name not in allowed:
+            yield file, line, f"{name} has {count} parameters, at most {MAX_PARAMETERS}"
+    for name in sorted(allowed - {signature.name for signature in large}):
+        yield file, 1, f"{name} needs no exception from the number of parameters"
+
+
 def main() -> int:
     """Prints every fault; returns the exit status."""
     faults: list[Fault] = []
@@ -141,6 +180,7 @@ def main() -> int:
         faults += text_faults(file, suffix, text)
         if suffix in CODE:
             faults += function_faults(file, suffix, text)
+            faults += parameter_faults(file, suffix, text)
     print("\n".join(f"{file}:{line}: {fault}" for file, line, fault in faults) or f"style: {count} files, no fault")
     return 1 if faults else 0
 

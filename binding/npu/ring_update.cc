@@ -1,8 +1,7 @@
 // ring_attention_update: joins the results of two parts of the keys (contract 4).
 //
-//     m = max(m1, m2)    a1 = l1 e^(m1 - m)    a2 = l2 e^(m2 - m)    l = a1 + a2    out = out1 a1/l + out2 a2/l
-//
-// An empty side (m -FLT_MAX and l +FLT_MAX) takes no part; two empty sides are empty.
+// The sum is join_parts(). What is the contract's own: an empty side is (-FLT_MAX, +FLT_MAX), and its out may hold
+// anything.
 #include <cfloat>
 #include <string>
 #include <tuple>
@@ -10,9 +9,11 @@
 #include <ATen/ATen.h>
 
 #include "ringspan/base/error.h"
+#include "ringspan/softmax/empty_row.h"
 
 #include "binding/base/boxed_op.h"
 #include "binding/base/meta_checks.h"
+#include "binding/base/softmax_tensors.h"
 #include "binding/base/tensors.h"
 #include "binding/npu/call.h"
 
@@ -130,20 +131,19 @@ Tensor along_rows(const Tensor& stats, const Rows& rows) {
 
 ThreeTensors update(const Side& prev, const Side& cur, const Rows& rows) {
   const Tensor no_prev = is_empty_row(prev.max, prev.sum), no_cur = is_empty_row(cur.max, cur.sum);
-  const Tensor none = at::logical_and(no_prev, no_cur), m = at::maximum(prev.max, cur.max);
-  const Tensor zero = at::zeros({}, m.options());
-  const auto share = [&](const Side& side, const Tensor& is_empty) {
-    return at::where(is_empty, zero, side.sum * (side.max - m).exp());
+  const Tensor none = at::logical_and(no_prev, no_cur);
+  const auto filled = [&](const Tensor& where, double value, const Tensor& other) {
+    return at::where(where, at::scalar_tensor(value, other.options()), other);
   };
-  const Tensor a = share(prev, no_prev), b = share(cur, no_cur), l = a + b;
-  // An empty side may hold anything in out.
-  const auto out_of = [&](const Side& side, const Tensor& is_empty, const Tensor& part) {
-    const Tensor weighed = heads_apart(side.out, rows).to(at::kFloat) * along_rows(part / l, rows);
-    return at::where(along_rows(is_empty, rows), zero, weighed);
+  const JoinedParts joined = join_parts(filled(no_prev, kEmptyRowMax, prev.max), filled(no_prev, 0, prev.sum),
+                                        filled(no_cur, kEmptyRowMax, cur.max), filled(no_cur, 0, cur.sum));
+  const auto out_of = [&](const Side& side, const Tensor& is_empty, const Tensor& share) {
+    const Tensor weighed = heads_apart(side.out, rows).to(at::kFloat) * along_rows(share, rows);
+    return filled(along_rows(is_empty, rows), 0, weighed);
   };
-  const Tensor out = out_of(prev, no_prev, a) + out_of(cur, no_cur, b);
-  return {out.reshape(prev.out.sizes()).to(prev.out.scalar_type()), m,
-          at::where(none, at::scalar_tensor(FLT_MAX, l.options()), l)};
+  const Tensor out = out_of(prev, no_prev, joined.share) + out_of(cur, no_cur, joined.part_share);
+  return {out.reshape(prev.out.sizes()).to(prev.out.scalar_type()), filled(none, -FLT_MAX, joined.max),
+          filled(none, FLT_MAX, joined.sum)};
 }
 
 ThreeTensors ring_update(const UpdateCall& call) {

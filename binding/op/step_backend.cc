@@ -1,21 +1,21 @@
 #include "binding/op/step_backend.h"
 
-#include <limits>
 #include <utility>
 
 #include <ATen/ATen.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/library.h>
 
+#include "ringspan/softmax/empty_row.h"
+
 #include "binding/base/errors.h"
+#include "binding/base/softmax_tensors.h"
 
 namespace ringspan::binding {
 namespace {
 
 using at::Tensor;
 using torch::jit::Stack;
-
-constexpr double kEmpty = -std::numeric_limits<double>::infinity();
 
 // Found at each call: kernels come and go with what registers them.
 c10::OperatorHandle step_op(const char* name) { return c10::Dispatcher::singleton().findSchemaOrThrow(name, ""); }
@@ -41,7 +41,7 @@ Tensor wide_like(const Tensor& tensor) {
 void sink_gradient(const BackwardTensors& t) {
   const Tensor delta = (t.grad_out.to(at::kFloat) * t.out.to(at::kFloat)).sum(-1);
   const Tensor weight =
-      at::where(t.lse == kEmpty, at::zeros({}, t.lse.options()), (t.sink.view({1, -1, 1}) - t.lse).exp());
+      at::where(t.lse == kEmptyRowMax, at::zeros({}, t.lse.options()), (t.sink.view({1, -1, 1}) - t.lse).exp());
   t.dsink.copy_((weight * delta).sum(at::IntArrayRef{0, 2}).neg());
 }
 
@@ -80,7 +80,7 @@ StepForward::StepForward(const Call& call, TorchStore& store, const ForwardTenso
 void StepForward::attend(const Step& step, bool begins, bool finishes) {
   if (begins) {
     out_.zero_();
-    tensors_.max.fill_(kEmpty);
+    tensors_.max.fill_(kEmptyRowMax);
     tensors_.sum.zero_();
   }
   if (!step.tiles.empty()) {
@@ -100,13 +100,10 @@ void StepForward::attend(const Step& step, bool begins, bool finishes) {
 // One more part, of the max `sink`, the sum 1 and the output 0. An empty row and a sink of -inf stay empty.
 void StepForward::join_sink() {
   const Tensor sink = tensors_.sink.view({1, -1, 1});
-  const Tensor max = at::maximum(tensors_.max, sink), zero = at::zeros({}, max.options());
-  const Tensor none = max == kEmpty;
-  const Tensor kept = at::where(none, zero, tensors_.sum * (tensors_.max - max).exp());
-  const Tensor sum = at::where(none, zero, kept + (sink - max).exp());
-  out_.mul_(at::where(none, zero, kept / sum).unsqueeze(-1));
-  tensors_.max.copy_(max);
-  tensors_.sum.copy_(sum);
+  const JoinedParts joined = join_parts(tensors_.max, tensors_.sum, sink, at::ones({}, sink.options()));
+  out_.mul_(joined.share.unsqueeze(-1));
+  tensors_.max.copy_(joined.max);
+  tensors_.sum.copy_(joined.sum);
 }
 
 // A row that holds no position is no row of the sequence; the sink does not join it.
@@ -115,7 +112,7 @@ void StepForward::empty_padding() {
   for (int64_t b = 0; b < tensors_.q.size(0); ++b) {
     for (const RowRange& range : part_.q_padding[shared ? 0 : b]) {
       const int64_t rows = range.end - range.begin;
-      tensors_.max.select(0, b).narrow(1, range.begin, rows).fill_(kEmpty);
+      tensors_.max.select(0, b).narrow(1, range.begin, rows).fill_(kEmptyRowMax);
       tensors_.sum.select(0, b).narrow(1, range.begin, rows).zero_();
     }
   }

@@ -205,9 +205,7 @@ RINGSPAN_INLINE Acc weigh_keys(Acc* s, int64_t begin, int64_t end, Acc& m, Acc& 
   for (int64_t c = end; c < whole_end; ++c) s[c] = -kInf;
   Vector<Acc> highest = splat(-kInf);
   for (int64_t c = whole_begin; c < whole_end; c += kLanes<Acc>) highest = max(load(s + c), highest);
-  const Acc found = reduce_max<Acc>(highest);
-  const Acc next = found > m ? found : m;
-  const Acc reference = next == -kInf ? Acc{0} : next;
+  const Acc next = joint_max(m, reduce_max<Acc>(highest)), reference = reference_of(next);
   const Acc alpha = exp(splat(m - reference))[0];
   Vector<Acc> sum{};
   for (int64_t c = whole_begin; c < whole_end; c += kLanes<Acc>) {

@@ -268,7 +268,6 @@ RINGSPAN_INLINE bool softmax_group(const GroupBlock<C>& g, typename C::Acc* s, t
                                    typename C::Acc* l, typename C::Acc* alpha) {
   using Acc = typename C::Acc;
   constexpr int kStep = kLanes<Acc> * C::kPair;
-  constexpr Acc kInf = __builtin_inff();
   constexpr int kSlots = (C::kRows + kLanes<Acc> - 1) / kLanes<Acc> * kLanes<Acc>;
   const int64_t end = round_up(g.used_end, kStep);
   mask_edges(g, s, end);
@@ -278,10 +277,10 @@ RINGSPAN_INLINE bool softmax_group(const GroupBlock<C>& g, typename C::Acc* s, t
   RINGSPAN_UNROLL
   for (int r = 0; r < C::kRows; ++r) {
     if constexpr (!C::kScaleOnPack) highest[r] *= g.factor;
-    const Acc next = highest[r] > m[r] ? highest[r] : m[r];
-    // A row of -inf only (an infinite input, or nothing kept) stays as it is; measuring from 0 avoids inf - inf.
-    reference[r] = next == -kInf ? Acc{0} : next;
-    change[r] = next == -kInf ? Acc{0} : m[r] - next;
+    const Acc next = joint_max(m[r], highest[r]);
+    reference[r] = reference_of(next);
+    // A row of -inf only stays as it is.
+    change[r] = next == kEmptyMax<Acc> ? Acc{0} : m[r] - next;
     rescale |= change[r] != 0;
     m[r] = next;
   }

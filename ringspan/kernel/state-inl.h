@@ -1,9 +1,10 @@
-// The softmax state of single query rows: to and from the caller's tensors, and the merge of two parts of a row.
+// The softmax state of single query rows in memory: to and from the caller's tensors, and joined part by part.
 //
-// Legend: m running maximum of a row's scaled scores, l sum, o unnormalised output.
+// Legend: as in softmax-inl.h.
 #pragma once
 
 #include "ringspan/kernel/pack-inl.h"
+#include "ringspan/kernel/softmax-inl.h"
 
 namespace ringspan::RINGSPAN_ISA_NAMESPACE {
 
@@ -23,7 +24,7 @@ struct RowIndex {
 
 template <class C>
 RINGSPAN_INLINE void set_identity(const RowState<C>& state) {
-  *state.m = -__builtin_inff();
+  *state.m = kEmptyMax<typename C::Acc>;
   *state.l = 0;
   for (int64_t panel = 0; panel < state.panels; ++panel) {
     __builtin_memset(state.o + panel * state.panel_stride, 0, C::kCols * sizeof(typename C::Acc));
@@ -44,67 +45,40 @@ RINGSPAN_INLINE void load_row_state(const ForwardWave& wave, const RowIndex& at,
   }
 }
 
-// The sink of a head joins a row that ends here, as one more key whose value is 0; returns what o is to be multiplied
-// with.
-template <class Acc>
-RINGSPAN_INLINE Acc join_sink(const ForwardWave& wave, const RowIndex& at, Acc& m, Acc& l) {
-  constexpr Acc kInf = __builtin_inff();
-  if (!wave.sink.data) return 1;
-  const Acc sink = load_scalar<Acc>(row_of(wave.sink, 0, at.head, 0));
-  const Acc joint = sink > m ? sink : m;
-  if (joint == -kInf) return 1;
-  const auto weight = [joint](Acc score) {
-    return static_cast<Acc>(__builtin_exp(static_cast<double>(score - joint)));
-  };
-  const Acc keep = l == 0 ? Acc{0} : weight(m);
-  l = l * keep + weight(sink);
-  m = joint;
-  return keep;
-}
-
-// Back to the caller's state, or, where the row ends here, to the output. An empty row becomes the one that
-// softmax_state.h defines.
+// Back to the caller's state, or, where the row ends here, to the output: only there the sink joins.
 template <class C>
 RINGSPAN_INLINE void store_row_state(const ForwardWave& wave, const RowIndex& at, const RowState<C>& state,
                                      typename C::Acc* buffer) {
   using Acc = typename C::Acc;
-  constexpr Acc kInf = __builtin_inff();
   Acc m = *state.m, l = *state.l;
-  const Acc keep = wave.finish ? join_sink(wave, at, m, l) : Acc{1};
-  const bool empty = l == 0;
-  const Acc factor = !wave.finish ? Acc{1} : empty ? Acc{0} : keep / l * static_cast<Acc>(wave.pairs.rescale);
+  FinishedRow<Acc> row{m, l, 0, 1};
+  if (wave.finish) {
+    const Acc keep = wave.sink.data ? join_sink(m, l, load_scalar<Acc>(row_of(wave.sink, 0, at.head, 0))) : Acc{1};
+    row = finish_row(m, l, keep);
+    row.factor *= static_cast<Acc>(wave.pairs.rescale);
+  }
   const RawView& view = wave.finish ? wave.out : wave.state_acc;
   Byte* target = row_of(view, at.batch, at.head, at.row);
   const bool in_place = lies_as<Acc>(view, state.panels * C::kCols);
-  gather_row<C>(in_place ? reinterpret_cast<Acc*>(target) : buffer, state.o, state.panels, state.panel_stride, factor);
+  gather_row<C>(in_place ? reinterpret_cast<Acc*>(target) : buffer, state.o, state.panels, state.panel_stride,
+                row.factor);
   if (!in_place) store_row(view, target, buffer);
-  if (wave.finish) {
-    const Acc lse = empty ? -kInf : static_cast<Acc>(static_cast<double>(m) + __builtin_log(static_cast<double>(l)));
-    store_scalar(row_of(wave.out_max, at.batch, at.head, at.row), empty ? -kInf : m);
-    store_scalar(row_of(wave.out_sum, at.batch, at.head, at.row), l);
-    store_scalar(row_of(wave.out_lse, at.batch, at.head, at.row), lse);
-  } else {
-    store_scalar(row_of(wave.state_max, at.batch, at.head, at.row), m);
-    store_scalar(row_of(wave.state_sum, at.batch, at.head, at.row), l);
-  }
+  store_scalar(row_of(wave.finish ? wave.out_max : wave.state_max, at.batch, at.head, at.row), row.max);
+  store_scalar(row_of(wave.finish ? wave.out_sum : wave.state_sum, at.batch, at.head, at.row), row.sum);
+  if (wave.finish) store_scalar(row_of(wave.out_lse, at.batch, at.head, at.row), row.lse);
 }
 
 // into = into + part. The o of an empty part is never read.
 template <class C>
 RINGSPAN_INLINE void merge_row_state(const RowState<C>& into, const RowState<C>& part) {
   using Acc = typename C::Acc;
-  constexpr Acc kInf = __builtin_inff();
   if (*part.l == 0) return;
-  const Acc m = *part.m > *into.m ? *part.m : *into.m;
-  const Acc reference = m == -kInf ? Acc{0} : m;
-  const Acc mine = exp(splat(*into.m - reference))[0], other = exp(splat(*part.m - reference))[0];
-  *into.m = m;
-  *into.l = *into.l * mine + *part.l * other;
+  const PartFactors<Acc> factors = join_part(*into.m, *into.l, *part.m, *part.l);
   for (int64_t panel = 0; panel < into.panels; ++panel) {
     RINGSPAN_UNROLL
     for (int j = 0; j < C::kCols; j += kLanes<Acc>) {
       Acc* target = into.o + panel * into.panel_stride + j;
-      store(target, load(target) * mine + load(part.o + panel * part.panel_stride + j) * other);
+      store(target, load(target) * factors.into + load(part.o + panel * part.panel_stride + j) * factors.part);
     }
   }
 }

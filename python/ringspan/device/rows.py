@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -85,9 +84,6 @@ def place_of(tile: Tile, keep: Tensor) -> tuple[Place, Tensor]:
 
 def merge(one: Partial, other: Partial) -> Partial:
     """Attention over the keys of both. Empty: max -inf, sum 0, out 0."""
-    highest = torch.maximum(one.max, other.max)
-    empty = highest == -math.inf
-    weights = [torch.where(empty, 0.0, part.sum * torch.exp(part.max - highest)) for part in (one, other)]
-    total = weights[0] + weights[1]
-    share = [torch.where(empty, 0.0, weight / total).unsqueeze(-1) for weight in weights]
-    return Partial(one.out * share[0] + other.out * share[1], highest, total)
+    row_max, row_sum, *shares = torch.ops.ringspan._join_softmax(one.max, one.sum, other.max, other.sum)
+    of_one, of_other = (share.unsqueeze(-1) for share in shares)
+    return Partial(one.out * of_one + other.out * of_other, row_max, row_sum)
