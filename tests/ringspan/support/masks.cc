@@ -8,16 +8,19 @@ namespace {
 
 constexpr int64_t kOpen = int64_t{1} << 60;
 
-Tile tile_of(int64_t batch, int64_t q_row0, int64_t q_rows, int64_t kv_row0, int64_t kv_rows, int64_t lo = -kOpen,
-             int64_t hi = kOpen) {
+struct Rows {
+  int64_t begin = 0, count = 0;
+};
+
+Tile tile_of(int64_t batch, const Rows& q, const Rows& kv, int64_t lo = -kOpen, int64_t hi = kOpen) {
   return {.batch = batch,
-          .q_row0 = q_row0,
-          .q_rows = q_rows,
-          .q_pos0 = q_row0,
+          .q_row0 = q.begin,
+          .q_rows = q.count,
+          .q_pos0 = q.begin,
           .q_stride = 1,
-          .kv_row0 = kv_row0,
-          .kv_rows = kv_rows,
-          .kv_pos0 = kv_row0,
+          .kv_row0 = kv.begin,
+          .kv_rows = kv.count,
+          .kv_pos0 = kv.begin,
           .kv_stride = 1,
           .lo = lo,
           .hi = hi};
@@ -38,7 +41,7 @@ std::vector<Tile> band_tiles(int64_t batch, int64_t q_len, int64_t kv_len, Tile 
 Mask window_mask(int64_t batch, int64_t q_len, int64_t kv_len) {
   Mask mask{[](int64_t, int64_t i, int64_t j) { return i - 5 <= j && j <= i + 3; },
             band_tiles(batch, q_len, kv_len, {.lo = -5, .hi = 3})};
-  mask.tiles.push_back(tile_of(0, 0, q_len, 0, kv_len, kv_len, kOpen));
+  mask.tiles.push_back(tile_of(0, {0, q_len}, {0, kv_len}, kv_len, kOpen));
   return mask;
 }
 
@@ -72,7 +75,7 @@ Mask document_mask(int64_t batch, int64_t q_len, int64_t kv_len) {
   for (int64_t b = 0; b < batch; ++b) {
     int64_t begin = 0;
     for (const int64_t rows : document_lengths(b, length)) {
-      mask.tiles.push_back(tile_of(b, begin, rows, begin, rows, -kOpen, 0));
+      mask.tiles.push_back(tile_of(b, {begin, rows}, {begin, rows}, -kOpen, 0));
       ids[static_cast<std::size_t>(b)].insert(ids[static_cast<std::size_t>(b)].end(), static_cast<std::size_t>(rows),
                                               begin);
       begin += rows;
@@ -90,7 +93,7 @@ Mask partial_mask(int64_t batch, int64_t q_len, int64_t kv_len) {
   const int64_t q_begin = q_len / 4, q_end = q_len - q_len / 4, kv_begin = kv_len / 3, kv_end = kv_len - kv_len / 5;
   Mask mask;
   for (int64_t b = 0; b < batch; ++b) {
-    mask.tiles.push_back(tile_of(b, q_begin, q_end - q_begin, kv_begin, kv_end - kv_begin, -kOpen, 0));
+    mask.tiles.push_back(tile_of(b, {q_begin, q_end - q_begin}, {kv_begin, kv_end - kv_begin}, -kOpen, 0));
   }
   mask.keep = [=](int64_t, int64_t i, int64_t j) {
     return q_begin <= i && i < q_end && kv_begin <= j && j < kv_end && j <= i;
@@ -106,8 +109,9 @@ Mask split_mask(int64_t batch, int64_t q_len, int64_t kv_len) {
   for (int64_t b = 0; b < batch; ++b) {
     for (const bool q_tail : {false, true}) {
       for (const bool kv_tail : {false, true}) {
-        Tile tile = tile_of(b, q_tail ? q_half : 0, q_tail ? q_len - q_half : q_half, kv_tail ? kv_half : 0,
-                            kv_tail ? kv_len - kv_half : kv_half, -kOpen, 0);
+        const Rows q = q_tail ? Rows{q_half, q_len - q_half} : Rows{0, q_half};
+        const Rows kv = kv_tail ? Rows{kv_half, kv_len - kv_half} : Rows{0, kv_half};
+        Tile tile = tile_of(b, q, kv, -kOpen, 0);
         tile.q_pos0 = q_tail ? tail : 0;
         tile.kv_pos0 = kv_tail ? tail : 0;
         if (tile.q_rows > 0 && tile.kv_rows > 0) mask.tiles.push_back(tile);
@@ -172,7 +176,7 @@ std::vector<Tile> brute_force_tiles(const Keep& keep, int64_t batch, int64_t q_l
       for (int64_t begin = 0; begin < kv_len; ++begin) {
         int64_t end = begin;
         while (end < kv_len && keep(b, i, end)) ++end;
-        if (end > begin) tiles.push_back(tile_of(b, i, 1, begin, end - begin));
+        if (end > begin) tiles.push_back(tile_of(b, {i, 1}, {begin, end - begin}));
         begin = end;
       }
     }
