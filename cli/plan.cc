@@ -35,7 +35,7 @@ void print_picture(const char* name, const ShardMap& map) {
   for (int64_t batch = 0; batch < map.num_lists(); ++batch) {
     std::cout << name;
     for (int64_t position = 0; position < map.seq_len(); ++position) {
-      const std::optional<ShardMap::Place> place = map.place_of(position, batch);
+      const std::optional<ShardMap::RankRow> place = map.place_of(position, batch);
       std::cout << (place ? digit_of(place->rank) : '.');
     }
     std::cout << "\n";

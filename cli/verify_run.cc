@@ -155,14 +155,14 @@ Results Verifier::run_rank(const Plan& plan, Transport& transport, int threads, 
   const Extras extras = extras_of(problem_, terms_, in, seed_, grid);
   const RankPlan part = plan.rank(rank);
   const ThreadPool pool(threads);
-  ring_forward(part, transport, in.q.view(), in.k.view(), in.v.view(), results.output(), pool, extras);
+  const InputsView inputs{in.q.view(), in.k.view(), in.v.view()};
+  ring_forward(part, transport, inputs, results.output(), {&pool, extras});
   const GradsView grads{.dq = results.dq.view(),
                         .dk = results.dk.view(),
                         .dv = results.dv.view(),
                         .dsink = results.dsink.view(),
                         .dbias = dbias_view(problem_, results)};
-  ring_backward(part, transport, in.q.view(), in.k.view(), in.v.view(), results.output(), in.dout.view(),
-                in.dlse.view(), grads, pool, extras);
+  ring_backward(part, transport, {inputs, results.output(), in.dout.view(), in.dlse.view()}, grads, {&pool, extras});
   const SentBytes planned = sent_bytes(part);
   verification.planned_bytes[rank] = planned.forward + planned.backward;
   verification.sent_bytes[rank] = transport.counters().bytes_sent;

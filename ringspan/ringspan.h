@@ -27,7 +27,7 @@
 // not offered; TransportError where a peer is lost or stalled, after which the transport is to be made anew. Nothing
 // else is thrown but what the standard library throws (std::bad_alloc). Nothing is printed.
 //
-// Threads: ring_forward and ring_backward compute on the Parallel that they are given (base/parallel.h), by default on
+// Threads: ring_forward and ring_backward compute on the Parallel of their options (base/parallel.h), by default on
 // the calling thread, and call the transport from the calling thread alone. Different calls on different transports may
 // run at the same time; plans are read only.
 #pragma once

@@ -10,10 +10,6 @@
 namespace ringspan::binding {
 namespace {
 
-int64_t num_elements(const Transfer& transfer, const Problem& problem) {
-  return transfer.num_elements(size_of(transfer.payload, problem).dim);
-}
-
 // The transfer's rows of a tensor [batch, heads, rows, dim] at one of its ends.
 std::vector<at::Tensor> pieces_of(const Transfer& transfer, const BufferPlace& place, const at::Tensor& tensor) {
   if (place.slot != kOwnSlot) {
@@ -157,11 +153,18 @@ void TorchStore::on_start(const Journey& journey) {
     copy_rows(pieces_of(t, t.from, tensor_at(t, t.from)), tensor_in(piece.area, shape_of(t, part_.problem)));
     packed += piece.area.bytes;
   }
-  Message message{.send = flat_in(journey.sent, dtype), .tag = tag_of(journey.post)};
+  Message message;
+  message.send = flat_in(journey.sent, dtype);
+  message.tag = tag_of(journey.post);
   // What a gathered piece is padded with.
   if (journey.is_gathered) message.send.narrow(0, packed / element, (journey.sent.bytes - packed) / element).zero_();
-  for (const int64_t bytes : journey.sent_bytes) message.sent.push_back(bytes / element);
-  for (const int64_t bytes : journey.received_bytes) message.received.push_back(bytes / element);
+  const auto elements_by_rank = [&](const std::vector<PeerBytes>& peers) {
+    std::vector<int64_t> elements(static_cast<size_t>(part_.world), 0);
+    for (const PeerBytes& one : peers) elements[static_cast<size_t>(one.peer)] = one.bytes / element;
+    return elements;
+  };
+  message.sent = elements_by_rank(journey.sends);
+  message.received = elements_by_rank(journey.receives);
   FlatExchange& way = way_of(journey);
   guard_peer(journey, [&](int64_t& lost) {
     Flight& flight = flights_[&journey] = way.start(message, lost);

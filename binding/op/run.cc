@@ -57,7 +57,7 @@ Output run_attention(const Call& call, const Operands& operands) {
     StepForward backend(call, store, tensors);
     run_forward(call.plan->forward, backend);
   } else {
-    KernelForward backend(*call.plan, store, const_view(tensors.q), const_view(tensors.k), const_view(tensors.v),
+    KernelForward backend(*call.plan, store, {const_view(tensors.q), const_view(tensors.k), const_view(tensors.v)},
                           output_of(tensors), extras_of(tensors.sink, tensors.pairs), torch_parallel());
     run_forward(call.plan->forward, backend);
   }
@@ -94,9 +94,12 @@ InputGradients run_attention_backward(const Call& call, const Operands& operands
     run_backward(call.plan->backward, backend);
   } else {
     const OutputView saved{mutable_view(tensors.out), {}, {}, mutable_view(tensors.lse)};
-    KernelBackward backend(*call.plan, store, const_view(tensors.q), const_view(tensors.k), const_view(tensors.v),
-                           saved, const_view(tensors.grad_out), optional_stats(tensors.grad_lse), grads_of(tensors),
-                           extras_of(tensors.sink, tensors.pairs), torch_parallel());
+    const BackwardInputsView inputs{.inputs = {const_view(tensors.q), const_view(tensors.k), const_view(tensors.v)},
+                                    .output = saved,
+                                    .dout = const_view(tensors.grad_out),
+                                    .dlse = optional_stats(tensors.grad_lse)};
+    KernelBackward backend(*call.plan, store, inputs, grads_of(tensors), extras_of(tensors.sink, tensors.pairs),
+                           torch_parallel());
     run_backward(call.plan->backward, backend);
   }
   return result;

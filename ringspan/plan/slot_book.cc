@@ -1,9 +1,30 @@
 #include "ringspan/plan/slot_book.h"
 
 #include <algorithm>
-#include <numeric>
+#include <utility>
 
 namespace ringspan {
+
+namespace {
+
+// The transfers of which `rank` is one end, in the order of the ranks at the other one.
+std::vector<const Transfer*> in_order(const Post& post, int64_t Transfer::* end, int64_t Transfer::* other,
+                                      int64_t rank) {
+  std::vector<const Transfer*> transfers;
+  for (const Transfer* t : post.transfers) {
+    if (t->*end == rank) transfers.push_back(t);
+  }
+  std::stable_sort(transfers.begin(), transfers.end(),
+                   [&](const Transfer* a, const Transfer* b) { return a->*other < b->*other; });
+  return transfers;
+}
+
+void add_bytes(std::vector<SlotBook::PeerBytes>& peers, int64_t peer, int64_t bytes) {
+  if (peers.empty() || peers.back().peer != peer) peers.push_back({peer, 0});
+  peers.back().bytes += bytes;
+}
+
+}  // namespace
 
 SlotBook::SlotBook(const RankPlan& part, const std::vector<Step>& steps, Exchange exchange)
     : part_(part), exchange_(exchange), uses_(part, steps) {}
@@ -21,45 +42,55 @@ void SlotBook::post(std::span<const Transfer> transfers) {
 }
 
 void SlotBook::post_message(const Post& post) {
-  Journey journey{.needed_by = post.needed_by,
-                  .gradients = post.gradients,
-                  .post = post,
-                  .is_gathered = is_gathered(post, exchange_)};
-  plan_sizes(journey);
   // Nothing reads any more what lay there; the memory may be used again.
   for (const Transfer* t : post.transfers) {
     if (t->dst == part_.rank && replaces_slot(*t, part_.problem)) free_slot({t->payload, t->to.slot});
   }
-  const int64_t total = journey.is_gathered
-                            ? gathered_bytes(post, part_.problem)
-                            : std::accumulate(journey.sent_bytes.begin(), journey.sent_bytes.end(), int64_t{0});
-  const Area ready = ready_message(post);
+  Journey& journey = journeys_.emplace_back();
+  journey.needed_by = post.needed_by;
+  journey.gradients = post.gradients;
+  journey.post = post;
+  journey.is_gathered = is_gathered(post, exchange_);
+  plan_sending(journey);
+  plan_receiving(journey);
+  on_start(journey);
+  take_pieces(journey);
+}
+
+// What goes to each rank, in the order of the ranks; the same rows once where all ranks get them.
+void SlotBook::plan_sending(Journey& journey) {
+  std::vector<MessagePart> parts;
+  for (const Transfer* t : in_order(journey.post, &Transfer::src, &Transfer::dst, part_.rank)) {
+    if (journey.is_gathered && !parts.empty() && parts.front().transfer->dst != t->dst) break;
+    const int64_t bytes = bytes_of(*t, part_.problem), offset = journey.sent.bytes;
+    parts.push_back({t, {kNoBlock, offset, bytes}});
+    if (!journey.is_gathered) add_bytes(journey.sends, t->dst, bytes);
+    journey.sent.bytes += bytes;
+  }
+  if (journey.is_gathered) journey.sent.bytes = gathered_bytes(journey.post, part_.problem);
+  const Area ready = ready_message(journey.post);
   if (ready.block != kNoBlock) {
     journey.sent = ready;
     share(ready.block);
-  } else if (total > 0) {
-    journey.sent = {allocate(total), 0, total};
-    journey.is_packed = true;
-    on_make(journey.sent.block, total, post.transfers.front()->payload);
-    plan_packing(journey);
+    return;
   }
-  journey.received.bytes = std::accumulate(journey.received_bytes.begin(), journey.received_bytes.end(), int64_t{0});
-  journey.received.block = allocate(journey.received.bytes);
-  journeys_.push_back(std::move(journey));
-  on_start(journeys_.back());
-  take_pieces(journeys_.back());
+  if (journey.sent.bytes == 0) return;
+  journey.is_packed = true;
+  journey.packed = std::move(parts);
+  journey.sent.block = allocate(journey.sent.bytes);
+  for (MessagePart& part : journey.packed) part.area.block = journey.sent.block;
+  on_make(journey.sent.block, journey.sent.bytes, journey.post.transfers.front()->payload);
 }
 
-void SlotBook::plan_sizes(Journey& journey) const {
-  const int64_t padded = journey.is_gathered ? gathered_bytes(journey.post, part_.problem) : 0;
-  journey.sent_bytes.assign(static_cast<size_t>(part_.world), padded);
-  journey.received_bytes.assign(static_cast<size_t>(part_.world), padded);
-  if (journey.is_gathered) return;
-  for (const Transfer* t : journey.post.transfers) {
+void SlotBook::plan_receiving(Journey& journey) {
+  int64_t total = 0;
+  for (const Transfer* t : in_order(journey.post, &Transfer::dst, &Transfer::src, part_.rank)) {
     const int64_t bytes = bytes_of(*t, part_.problem);
-    if (t->src == part_.rank) journey.sent_bytes[static_cast<size_t>(t->dst)] += bytes;
-    if (t->dst == part_.rank) journey.received_bytes[static_cast<size_t>(t->src)] += bytes;
+    if (!journey.is_gathered) add_bytes(journey.receives, t->src, bytes);
+    total += bytes;
   }
+  if (journey.is_gathered) total = part_.world * journey.sent.bytes;
+  journey.received = {allocate(total), 0, total};
 }
 
 // The bytes that can be sent as they lie.
@@ -81,38 +112,19 @@ SlotBook::Area SlotBook::ready_message(const Post& post) const {
   return ready;
 }
 
-// What goes to each rank, in the order of the ranks; the same rows once where all ranks get them.
-void SlotBook::plan_packing(Journey& journey) const {
-  std::vector<int64_t> next(journey.sent_bytes.size(), 0);
-  if (!journey.is_gathered)
-    std::exclusive_scan(journey.sent_bytes.begin(), journey.sent_bytes.end(), next.begin(), int64_t{0});
-  int64_t dst = -1;
-  for (const Transfer* t : journey.post.transfers) {
-    if (t->src != part_.rank || (journey.is_gathered && dst >= 0 && t->dst != dst)) continue;
-    dst = t->dst;
-    const int64_t bytes = bytes_of(*t, part_.problem);
-    int64_t& offset = next[static_cast<size_t>(dst)];
-    journey.packed.push_back({t, {journey.sent.block, offset, bytes}});
-    offset += bytes;
-  }
-}
-
 void SlotBook::take_pieces(Journey& journey) {
-  int64_t begin = 0;
-  for (int64_t src = 0; src < part_.world; ++src) {
-    int64_t offset = begin;
-    for (const Transfer* t : journey.post.transfers) {
-      if (t->src != src || t->dst != part_.rank) continue;
-      const Area area{journey.received.block, offset, bytes_of(*t, part_.problem)};
-      offset += area.bytes;
-      if (replaces_slot(*t, part_.problem)) {
-        share(area.block);
-        slots_[{t->payload, t->to.slot}] = {area, t->to.rows, t->to.head_end - t->to.head_begin};
-      } else {
-        journey.arrivals.push_back({t, area});
-      }
+  int64_t offset = 0, src = -1;
+  for (const Transfer* t : in_order(journey.post, &Transfer::dst, &Transfer::src, part_.rank)) {
+    if (journey.is_gathered && t->src != src) offset = t->src * journey.sent.bytes;
+    src = t->src;
+    const Area area{journey.received.block, offset, bytes_of(*t, part_.problem)};
+    offset += area.bytes;
+    if (replaces_slot(*t, part_.problem)) {
+      share(area.block);
+      slots_[{t->payload, t->to.slot}] = {area, t->to.rows, t->to.head_end - t->to.head_begin};
+    } else {
+      journey.arrivals.push_back({t, area});
     }
-    begin += journey.received_bytes[static_cast<size_t>(src)];
   }
 }
 

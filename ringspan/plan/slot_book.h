@@ -37,6 +37,10 @@ class SlotBook {
     const Transfer* transfer = nullptr;
     Area area{};  // kNoBlock: both ends are slots here
   };
+  // What goes to a rank, or comes from it, in one message.
+  struct PeerBytes {
+    int64_t peer = 0, bytes = 0;
+  };
   // A post on its way, or copies from slot to slot.
   struct Journey {
     int64_t needed_by = 0;
@@ -46,9 +50,9 @@ class SlotBook {
     Area sent{};               // kNoBlock: nothing
     bool is_packed = false;    // `sent` is new: `packed` must be copied there; else all lies there
     std::vector<MessagePart> packed{};
-    std::vector<int64_t> sent_bytes{}, received_bytes{};  // by rank, in the order of the ranks
-    Area received{};                                      // new
-    std::vector<MessagePart> arrivals{};                  // to be copied or added when all has come
+    std::vector<PeerBytes> sends{}, receives{};  // in the order of the ranks, as they lie; none where gathered
+    Area received{};                             // new
+    std::vector<MessagePart> arrivals{};         // to be copied or added when all has come
 
     bool is_sent() const { return !post.transfers.empty(); }
     bool is_due(int64_t step, bool of_gradients) const { return needed_by <= step && gradients == of_gradients; }
@@ -99,9 +103,9 @@ class SlotBook {
   using Slot = std::pair<Payload, int64_t>;
 
   void post_message(const Post& post);
-  void plan_sizes(Journey& journey) const;
   Area ready_message(const Post& post) const;
-  void plan_packing(Journey& journey) const;
+  void plan_sending(Journey& journey);
+  void plan_receiving(Journey& journey);
   void take_pieces(Journey& journey);
 
   Block allocate(int64_t bytes);

@@ -42,8 +42,8 @@ SlotUses::SlotUses(const RankPlan& part, const std::vector<Step>& steps) {
 bool SlotUses::is_done(Payload payload, int64_t slot, int64_t step) const {
   const auto found = events_.find({payload, slot});
   if (found == events_.end()) return true;
-  const auto next =
-      std::find_if(found->second.begin(), found->second.end(), [&](const Event& event) { return event.step >= step; });
+  const auto next = std::partition_point(found->second.begin(), found->second.end(),
+                                         [&](const Event& event) { return event.step < step; });
   return next == found->second.end() || next->replaces;
 }
 

@@ -1,4 +1,4 @@
-// What the loop asks of whoever moves the data and does the arithmetic. Two backends exist: our kernels (kernel_backend
+// What the executor asks of a backend, which moves the data and does the arithmetic. Two backends exist: our kernels (kernel_backend
 // .h, over any Store) and, in the PyTorch binding, a device's own ops.
 #pragma once
 

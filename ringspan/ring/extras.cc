@@ -59,8 +59,9 @@ TensorView shrunk(TensorView view, const RowTensor& tensor) {
 
 // A tensor with a row axis for the block's heads of a query operand: the caller's view where its rows are the operand's
 // (or shared by all rows), else what the slot holds.
-TensorView rows_for(TensorView own, Payload payload, const RowTensor& tensor, const RankPlan& part, Store& store,
-                    const Operand& q, const HeadBlock& block) {
+TensorView rows_for(TensorView own, Payload payload, const RankPlan& part, Store& store, const Operand& q,
+                    const HeadBlock& block) {
+  const RowTensor& tensor = payload == Payload::kMask ? part.problem.mask : part.problem.bias;
   if (q.slot == kOwnSlot || !tensor.is_given()) {
     own.size[2] = q.rows;
     return narrow(own, 1, block.q_begin, block.q_end);
@@ -140,21 +141,20 @@ HeadPart head_part(const RankPlan& part, Store& store, const PairInputs& pairs, 
   if (block.q_begin > 0) heads.grids.assign(pairs.grids.begin(), pairs.grids.end());
   for (PairGrid& grid : heads.grids) grid.origin += static_cast<uint64_t>(block.q_begin) * grid.head_stride;
   heads.pairs.slopes = narrow(pairs.slopes, 1, block.q_begin, block.q_end);
-  const Problem& p = part.problem;
   if (pairs.bias.is_given()) {
-    heads.pairs.bias = rows_for(without_const(pairs.bias), Payload::kBias, p.bias, part, store, q, block);
+    heads.pairs.bias = rows_for(without_const(pairs.bias), Payload::kBias, part, store, q, block);
   }
   if (!pairs.mask.is_given()) return heads;
   const TensorView bytes = without_const(pairs.mask.bytes());
   const TensorView rows = pairs.mask.rows_are_grids ? narrow(bytes, 1, block.q_begin, block.q_end)
-                                                    : rows_for(bytes, Payload::kMask, p.mask, part, store, q, block);
+                                                    : rows_for(bytes, Payload::kMask, part, store, q, block);
   heads.pairs.mask = {rows.data, rows.size, rows.stride, pairs.mask.masked_value, pairs.mask.rows_are_grids};
   return heads;
 }
 
 TensorView dbias_part(const RankPlan& part, Store& store, const TensorView& dbias, const Operand& q,
                       const HeadBlock& block) {
-  return rows_for(dbias, Payload::kDbias, part.problem.bias, part, store, q, block);
+  return rows_for(dbias, Payload::kDbias, part, store, q, block);
 }
 
 }  // namespace ringspan

@@ -101,16 +101,15 @@ void HostStore::on_start(const Journey& journey) {
 // One to, or from, each rank that has a part.
 void HostStore::post_messages(const Journey& journey, bool arrives) {
   const int64_t tag = tag_of(journey.post);
-  const std::vector<int64_t>& bytes = arrives ? journey.received_bytes : journey.sent_bytes;
   std::byte* data = nullptr;
-  for (int64_t peer = 0; peer < part_.world; ++peer) {
-    const auto size = static_cast<size_t>(bytes[static_cast<size_t>(peer)]);
-    if (size == 0) continue;
+  for (const PeerBytes& one : arrives ? journey.receives : journey.sends) {
+    if (one.bytes == 0) continue;
     if (!data) data = at(arrives ? journey.received : journey.sent);
+    const auto size = static_cast<size_t>(one.bytes);
     const auto named = std::find_if(journey.post.transfers.begin(), journey.post.transfers.end(),
-                                    [&](const Transfer* t) { return (arrives ? t->src : t->dst) == peer; });
+                                    [&](const Transfer* t) { return (arrives ? t->src : t->dst) == one.peer; });
     const Transport::Request request =
-        arrives ? transport_.post_recv(peer, tag, {data, size}) : transport_.post_send(peer, tag, {data, size});
+        arrives ? transport_.post_recv(one.peer, tag, {data, size}) : transport_.post_send(one.peer, tag, {data, size});
     messages_.push_back({&journey, request, *named, arrives});
     data += size;
   }

@@ -27,16 +27,19 @@ void for_each_head(const TensorView& from, const TensorView& to, const Parallel&
   });
 }
 
+void bind_inputs(Store& store, const InputsView& inputs) {
+  store.bind(Payload::kQ, without_const(inputs.q));
+  store.bind(Payload::kK, without_const(inputs.k));
+  store.bind(Payload::kV, without_const(inputs.v));
+}
+
 }  // namespace
 
-KernelForward::KernelForward(const RankPlan& part, Store& store, const ConstTensorView& q, const ConstTensorView& k,
-                             const ConstTensorView& v, const OutputView& output, const Extras& extras,
-                             const Parallel& parallel)
+KernelForward::KernelForward(const RankPlan& part, Store& store, const InputsView& inputs, const OutputView& output,
+                             const Extras& extras, const Parallel& parallel)
     : part_(part), store_(store), extras_(extras), parallel_(parallel) {
   check_extras(part, extras);
-  store.bind(Payload::kQ, without_const(q));
-  store.bind(Payload::kK, without_const(k));
-  store.bind(Payload::kV, without_const(v));
+  bind_inputs(store, inputs);
   store.bind(Payload::kOut, output.out);
   store.bind(Payload::kMax, output.max);
   store.bind(Payload::kSum, output.sum);
@@ -97,23 +100,21 @@ void KernelForward::empty_padding(const OutputView& output) const {
   }
 }
 
-KernelBackward::KernelBackward(const RankPlan& part, Store& store, const ConstTensorView& q, const ConstTensorView& k,
-                               const ConstTensorView& v, const OutputView& output, const ConstTensorView& dout,
-                               const ConstTensorView& dlse, const GradsView& grads, const Extras& extras,
-                               const Parallel& parallel)
+KernelBackward::KernelBackward(const RankPlan& part, Store& store, const BackwardInputsView& inputs,
+                               const GradsView& grads, const Extras& extras, const Parallel& parallel)
     : part_(part), store_(store), extras_(extras), grads_(grads), parallel_(parallel) {
   check_extras(part, extras);
   check_dbias(part, extras.pairs, grads.dbias);
-  store.bind(Payload::kQ, without_const(q));
-  store.bind(Payload::kK, without_const(k));
-  store.bind(Payload::kV, without_const(v));
-  store.bind(Payload::kDout, without_const(dout));
+  const ConstTensorView& q = inputs.inputs.q;
+  const OutputView& output = inputs.output;
+  bind_inputs(store, inputs.inputs);
+  store.bind(Payload::kDout, without_const(inputs.dout));
   store.bind(Payload::kLse, output.lse);
   bind_row_tensors(part, store, extras.pairs);
   const DType accumulator = accumulator_of(q.dtype);
   delta_ = Buffer(q.batch() * q.heads() * q.rows() * size_of(accumulator));
   const TensorView delta = stats_view(delta_.data(), accumulator, q.batch(), q.heads(), q.rows());
-  row_delta(output.out, dout, dlse, delta, parallel);
+  row_delta(output.out, inputs.dout, inputs.dlse, delta, parallel);
   store.bind(Payload::kDelta, delta);
   if (extras.sink.is_given() && grads.dsink.is_given())
     sink_gradient(extras.sink, output.lse, delta, grads.dsink, parallel);

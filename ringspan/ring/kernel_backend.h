@@ -17,6 +17,19 @@
 
 namespace ringspan {
 
+// This rank's rows, in the dtype of the call.
+struct InputsView {
+  ConstTensorView q, k, v;
+};
+
+// What backward reads: forward's inputs and output, and the gradients of out and lse. `dlse` may be a default view (no
+// gradient flows into lse).
+struct BackwardInputsView {
+  InputsView inputs;
+  OutputView output;
+  ConstTensorView dout, dlse{};
+};
+
 // Gradients of this rank's rows, in the dtype of the inputs.
 struct GradsView {
   TensorView dq, dk, dv;
@@ -31,8 +44,8 @@ struct GradsView {
 class KernelForward {
  public:
   // Binds the caller's tensors to the store; Error where extras do not fit the plan. Everything lives as long as this.
-  KernelForward(const RankPlan& part, Store& store, const ConstTensorView& q, const ConstTensorView& k,
-                const ConstTensorView& v, const OutputView& output, const Extras& extras, const Parallel& parallel);
+  KernelForward(const RankPlan& part, Store& store, const InputsView& inputs, const OutputView& output,
+                const Extras& extras, const Parallel& parallel);
 
   void post(std::span<const Transfer> transfers) { store_.post(transfers); }
   void wait(int64_t step, bool gradients) { store_.wait(step, gradients); }
@@ -59,10 +72,8 @@ class KernelForward {
 
 class KernelBackward {
  public:
-  // `dlse` may be a default view (no gradient flows into lse).
-  KernelBackward(const RankPlan& part, Store& store, const ConstTensorView& q, const ConstTensorView& k,
-                 const ConstTensorView& v, const OutputView& output, const ConstTensorView& dout,
-                 const ConstTensorView& dlse, const GradsView& grads, const Extras& extras, const Parallel& parallel);
+  KernelBackward(const RankPlan& part, Store& store, const BackwardInputsView& inputs, const GradsView& grads,
+                 const Extras& extras, const Parallel& parallel);
 
   void post(std::span<const Transfer> transfers) { store_.post(transfers); }
   void wait(int64_t step, bool gradients) { store_.wait(step, gradients); }

@@ -23,53 +23,52 @@ void check_optional(const char* name, const ConstTensorView& view, DType dtype, 
   view.is_given() ? check_view(name, view, dtype, size) : check_made(name, view);
 }
 
-void check_call(const RankPlan& part, const Transport& transport, const ConstTensorView& q, const ConstTensorView& k,
-                const ConstTensorView& v, const OutputView& output) {
+void check_call(const RankPlan& part, const Transport& transport, const InputsView& inputs, const OutputView& output) {
   const Problem& p = part.problem;
   RINGSPAN_CHECK(transport.rank() == part.rank && transport.world() == part.world, "the plan is for rank ", part.rank,
                  " of ", part.world, ", the transport is rank ", transport.rank(), " of ", transport.world());
   const int64_t q_rows = part.q_rows[part.rank], kv_rows = part.kv_rows[part.rank];
-  check_view("q", q, p.dtype, {p.batch, p.q_heads, q_rows, p.qk_dim});
-  check_view("k", k, p.dtype, {p.batch, p.kv_heads, kv_rows, p.qk_dim});
-  check_view("v", v, p.dtype, {p.batch, p.kv_heads, kv_rows, p.v_dim});
+  check_view("q", inputs.q, p.dtype, {p.batch, p.q_heads, q_rows, p.qk_dim});
+  check_view("k", inputs.k, p.dtype, {p.batch, p.kv_heads, kv_rows, p.qk_dim});
+  check_view("v", inputs.v, p.dtype, {p.batch, p.kv_heads, kv_rows, p.v_dim});
   check_view("out", output.out, p.dtype, {p.batch, p.q_heads, q_rows, p.v_dim});
   for (const TensorView* stats : {&output.max, &output.sum, &output.lse}) {
     check_view("statistics", *stats, accumulator_of(p.dtype), {p.batch, p.q_heads, q_rows, 1});
   }
 }
 
+const Parallel& parallel_of(const RingOptions& options) {
+  static const Serial serial;
+  return options.parallel ? *options.parallel : serial;
+}
+
 }  // namespace
 
-void ring_forward(const RankPlan& part, Transport& transport, const ConstTensorView& q, const ConstTensorView& k,
-                  const ConstTensorView& v, const OutputView& output, const Parallel& parallel, const Extras& extras) {
-  check_call(part, transport, q, k, v, output);
+void ring_forward(const RankPlan& part, Transport& transport, const InputsView& inputs, const OutputView& output,
+                  const RingOptions& options) {
+  check_call(part, transport, inputs, output);
   HostStore store(part, part.forward, transport);
-  KernelForward backend(part, store, q, k, v, output, extras, parallel);
+  KernelForward backend(part, store, inputs, output, options.extras, parallel_of(options));
   run_forward(part.forward, backend);
 }
 
-void ring_backward(const RankPlan& part, Transport& transport, const ConstTensorView& q, const ConstTensorView& k,
-                   const ConstTensorView& v, const OutputView& output, const ConstTensorView& dout,
-                   const ConstTensorView& dlse, const GradsView& grads, const Parallel& parallel,
-                   const Extras& extras) {
-  check_call(part, transport, q, k, v, output);
-  check_view("dout", dout, part.problem.dtype, output.out.size);
+void ring_backward(const RankPlan& part, Transport& transport, const BackwardInputsView& inputs, const GradsView& grads,
+                   const RingOptions& options) {
+  const auto& [q, k, v] = inputs.inputs;
+  const OutputView& output = inputs.output;
+  const Extras& extras = options.extras;
+  check_call(part, transport, inputs.inputs, output);
+  check_view("dout", inputs.dout, part.problem.dtype, output.out.size);
   check_view("dq", grads.dq, q.dtype, q.size);
   check_view("dk", grads.dk, k.dtype, k.size);
   check_view("dv", grads.dv, v.dtype, v.size);
-  check_optional("dlse", dlse, accumulator_of(q.dtype), output.lse.size);
+  check_optional("dlse", inputs.dlse, accumulator_of(q.dtype), output.lse.size);
   check_optional("dsink", grads.dsink, extras.sink.dtype, {1, q.heads(), 1, 1});
   RINGSPAN_CHECK(grads.dsink.is_given() == extras.sink.is_given(), "the call has ",
                  extras.sink.is_given() ? "a sink and no dsink" : "a dsink and no sink", "; give both or neither");
   HostStore store(part, part.backward, transport);
-  KernelBackward backend(part, store, q, k, v, output, dout, dlse, grads, extras, parallel);
+  KernelBackward backend(part, store, inputs, grads, extras, parallel_of(options));
   run_backward(part.backward, backend);
-}
-
-void ring_backward(const RankPlan& part, Transport& transport, const ConstTensorView& q, const ConstTensorView& k,
-                   const ConstTensorView& v, const OutputView& output, const ConstTensorView& dout,
-                   const GradsView& grads, const Parallel& parallel) {
-  ring_backward(part, transport, q, k, v, output, dout, ConstTensorView{}, grads, parallel);
 }
 
 }  // namespace ringspan

@@ -217,7 +217,7 @@ std::vector<int64_t> ShardMap::positions(int64_t rank, int64_t batch) const {
   return result;
 }
 
-std::optional<ShardMap::Place> ShardMap::place_of(int64_t position, int64_t batch) const {
+std::optional<ShardMap::RankRow> ShardMap::place_of(int64_t position, int64_t batch) const {
   const std::vector<Entry>& entries = entries_[num_lists() == 1 ? 0 : batch];
   auto entry = std::partition_point(entries.begin(), entries.end(),
                                     [&](const Entry& other) { return other.segment.begin <= position; });
@@ -227,7 +227,7 @@ std::optional<ShardMap::Place> ShardMap::place_of(int64_t position, int64_t batc
     const Segment& segment = entry->segment;
     const int64_t offset = (position - segment.begin) / segment.stride;
     if (offset < segment.length && segment.position(offset) == position) {
-      return Place{.rank = entry->rank, .row = segment.local_row + offset};
+      return RankRow{.rank = entry->rank, .row = segment.local_row + offset};
     }
   }
   return std::nullopt;

@@ -57,11 +57,11 @@ class ShardMap {
   std::vector<int64_t> positions(int64_t rank, int64_t batch = 0) const;
 
   // Where a global position lives; nothing where no rank holds it.
-  struct Place {
+  struct RankRow {
     int64_t rank = 0, row = 0;
-    bool operator==(const Place&) const = default;
+    bool operator==(const RankRow&) const = default;
   };
-  std::optional<Place> place_of(int64_t position, int64_t batch = 0) const;
+  std::optional<RankRow> place_of(int64_t position, int64_t batch = 0) const;
 
   // True where every position 0..seq_len-1 is held, for every batch entry (a KV map must).
   bool covers_all() const;

@@ -24,8 +24,8 @@ RINGSPAN_FETCHES void prefetch(const void* begin, size_t bytes) {
   }
 }
 
-// A post of one rank, from when it is posted until nobody asks for it any more.
-struct Flight {
+// A post of one rank, from when it is posted until no rank asks for it any more.
+struct PostTimes {
   const PostCost* cost = nullptr;
   double posted = 0, ready = 0;  // when this rank had posted it; the latest of its peers so far
   int64_t missing = 0;           // peers that have not
@@ -33,15 +33,15 @@ struct Flight {
   double done = kUnknown;
 };
 
-// The flights of a rank that somebody may still ask for, by number: a ring of slots that only grows.
-class Flights {
+// The posts of a rank that a rank may still ask for, by number: a ring of slots that only grows.
+class PostQueue {
  public:
   int64_t first() const { return first_; }
   int64_t end() const { return end_; }
-  Flight& at(int64_t number) { return slots_[number & (std::ssize(slots_) - 1)]; }
-  Flight& add(const Flight& flight) {
+  PostTimes& at(int64_t number) { return slots_[number & (std::ssize(slots_) - 1)]; }
+  PostTimes& add(const PostTimes& post) {
     if (end_ - first_ == std::ssize(slots_)) grow();
-    return at(end_++) = flight;
+    return at(end_++) = post;
   }
   void drop_first() { ++first_; }
   // Those in use and the next: a processor can wait for few lines at a time.
@@ -54,17 +54,17 @@ class Flights {
 
  private:
   void grow() {
-    std::vector<Flight> old(std::max<size_t>(8, 2 * slots_.size()));
+    std::vector<PostTimes> old(std::max<size_t>(8, 2 * slots_.size()));
     old.swap(slots_);
     for (int64_t number = first_; number < end_; ++number) at(number) = old[number & (std::ssize(old) - 1)];
   }
 
-  std::vector<Flight> slots_{};  // a power of two of them
+  std::vector<PostTimes> slots_{};  // a power of two of them
   int64_t first_ = 0, end_ = 0;
 };
 
 // One that its rank has not waited for yet; what the wait asks of it lies here, and not behind a pointer.
-struct OpenFlight {
+struct AwaitedPost {
   int64_t number = 0, needed_by = 0;
   double unpack_seconds = 0;
 };
@@ -77,11 +77,11 @@ struct RankState {
   double now = 0;
   bool is_blocked = false, is_computing = false, keeps_steps = false;
   double links_free = 0;
-  int64_t next_on_links = 0;  // number of the flight
+  int64_t next_on_links = 0;  // number of the post
   double beside = 0;          // seconds of messages that no computation or wait has met yet
-  Flights flights{};
-  std::vector<OpenFlight> open_inputs{}, open_gradients{};  // by number, ascending
-  double computing_until = 0;                               // on the node's shared clock
+  PostQueue posts{};
+  std::vector<AwaitedPost> open_inputs{}, open_gradients{};  // by number, ascending
+  double computing_until = 0;                                // on the node's shared clock
   RankTimes times{};
 };
 
@@ -148,7 +148,7 @@ class Engine {
     }
     PassTimes times;
     for (RankState& rank : ranks_) {
-      RINGSPAN_CHECK(rank.walk.is_done(), "simulate: a rank waits for a message that nobody sends");
+      RINGSPAN_CHECK(rank.walk.is_done(), "simulate: a rank waits for a message that no rank sends");
       times.seconds = std::max(times.seconds, rank.times.end);
       times.ranks.push_back(std::move(rank.times));
     }
@@ -173,7 +173,7 @@ class Engine {
     const RankState& soon = ranks_[resumed_[kSoon]];
     __builtin_prefetch(soon.open_inputs.data());
     __builtin_prefetch(soon.open_gradients.data());
-    soon.flights.prefetch();
+    soon.posts.prefetch();
   }
 
   // Until the rank is blocked, computes or, where it shares, its time has moved by what it has posted.
@@ -239,21 +239,21 @@ class Engine {
 
   // Inputs, or gradients, that the rank's step needs.
   bool wait(RankState& rank, bool gradients) {
-    std::vector<OpenFlight>& open = gradients ? rank.open_gradients : rank.open_inputs;
+    std::vector<AwaitedPost>& open = gradients ? rank.open_gradients : rank.open_inputs;
     if (open.empty()) return true;
     double arrived = rank.now, unpack = 0;
-    for (const OpenFlight& flight : open) {
-      if (flight.needed_by > rank.walk.step()) continue;
-      const double done = rank.flights.at(flight.number).done;
+    for (const AwaitedPost& post : open) {
+      if (post.needed_by > rank.walk.step()) continue;
+      const double done = rank.posts.at(post.number).done;
       if (done == kUnknown) {
         rank.is_blocked = true;
         return false;
       }
       arrived = std::max(arrived, done);
-      unpack += flight.unpack_seconds;
+      unpack += post.unpack_seconds;
     }
-    const auto is_met = [&](const OpenFlight& flight) { return flight.needed_by <= rank.walk.step(); };
-    if (std::erase_if(open, is_met) > 0) drop_flights(rank);
+    const auto is_met = [&](const AwaitedPost& post) { return post.needed_by <= rank.walk.step(); };
+    if (std::erase_if(open, is_met) > 0) drop_posts(rank);
     const double waited = arrived - rank.now;
     rank.beside = std::max(0.0, rank.beside - waited);
     rank.times.wait_seconds += waited;
@@ -263,13 +263,13 @@ class Engine {
   }
 
   // Those that are waited for and that no peer asks for any more.
-  static void drop_flights(RankState& rank) {
-    int64_t first_open = rank.flights.end();
+  static void drop_posts(RankState& rank) {
+    int64_t first_open = rank.posts.end();
     for (const auto* open : {&rank.open_inputs, &rank.open_gradients}) {
       if (!open->empty()) first_open = std::min(first_open, open->front().number);
     }
-    while (rank.flights.first() < first_open && rank.flights.at(rank.flights.first()).missing == 0) {
-      rank.flights.drop_first();
+    while (rank.posts.first() < first_open && rank.posts.at(rank.posts.first()).missing == 0) {
+      rank.posts.drop_first();
     }
   }
 
@@ -344,20 +344,20 @@ class Engine {
   void post(int64_t r, RankState& rank, const PostCost& cost) {
     rank.now += cost.pack_seconds;
     rank.times.copy_seconds += cost.pack_seconds;
-    const int64_t number = rank.flights.end();
-    std::vector<OpenFlight>& open = cost.gradients ? rank.open_gradients : rank.open_inputs;
+    const int64_t number = rank.posts.end();
+    std::vector<AwaitedPost>& open = cost.gradients ? rank.open_gradients : rank.open_inputs;
     open.push_back({number, rank.walk.step() + cost.needed_after, cost.unpack_seconds});
-    Flight& flight = rank.flights.add({.cost = &cost, .posted = rank.now, .ready = rank.now});
+    PostTimes& post = rank.posts.add({.cost = &cost, .posted = rank.now, .ready = rank.now});
     if (cost.peers.empty() && !waits_for_all_) {
-      flight.done = rank.now;
+      post.done = rank.now;
       return;
     }
-    flight.seconds = link_seconds(rank, cost);
-    rank.beside += flight.seconds;
+    post.seconds = link_seconds(rank, cost);
+    rank.beside += post.seconds;
     if (waits_for_all_) {
-      post_with_all(flight, number);
+      post_with_all(post, number);
     } else {
-      post_with_peers(r, rank, flight, number);
+      post_with_peers(r, rank, post, number);
     }
   }
 
@@ -385,32 +385,32 @@ class Engine {
     return moved < 0 ? moved + world_ : moved >= world_ ? moved - world_ : moved;
   }
 
-  void post_with_peers(int64_t r, RankState& rank, Flight& flight, int64_t number) {
-    for (const PeerBytes& peer : flight.cost->peers) {
+  void post_with_peers(int64_t r, RankState& rank, PostTimes& post, int64_t number) {
+    for (const PeerBytes& peer : post.cost->peers) {
       const int64_t p = peer_rank(rank, peer);
       RankState& other = ranks_[p];
-      if (number < other.flights.first()) continue;  // an estimated peer that does not know of this rank
-      if (number >= other.flights.end()) {
-        ++flight.missing;
+      if (number < other.posts.first()) continue;  // an estimated peer that does not know of this rank
+      if (number >= other.posts.end()) {
+        ++post.missing;
         continue;
       }
-      Flight& theirs = other.flights.at(number);
-      flight.ready = std::max(flight.ready, theirs.posted);
-      theirs.ready = std::max(theirs.ready, flight.posted);
+      PostTimes& theirs = other.posts.at(number);
+      post.ready = std::max(post.ready, theirs.posted);
+      theirs.ready = std::max(theirs.ready, post.posted);
       if (--theirs.missing == 0) take_links(p);
     }
-    if (flight.missing == 0) take_links(r);
+    if (post.missing == 0) take_links(r);
   }
 
   // Complete when the last rank has posted it.
-  void post_with_all(Flight& flight, int64_t number) {
+  void post_with_all(PostTimes& post, int64_t number) {
     if (number == static_cast<int64_t>(gatherings_.size())) gatherings_.emplace_back();
     Gathering& gathering = gatherings_[number];
-    gathering.ready = std::max(gathering.ready, flight.posted);
-    flight.missing = 1;
+    gathering.ready = std::max(gathering.ready, post.posted);
+    post.missing = 1;
     if (++gathering.ranks < world_) return;
     for (int64_t r = 0; r < world_; ++r) {
-      Flight& theirs = ranks_[r].flights.at(number);
+      PostTimes& theirs = ranks_[r].posts.at(number);
       theirs.ready = gathering.ready;
       theirs.missing = 0;
       take_links(r);
@@ -420,13 +420,13 @@ class Engine {
   // The posts of a rank take its links in their order, one after the other: those that are ready now.
   void take_links(int64_t r) {
     RankState& rank = ranks_[r];
-    rank.next_on_links = std::max(rank.next_on_links, rank.flights.first());
-    for (; rank.next_on_links < rank.flights.end(); ++rank.next_on_links) {
-      Flight& flight = rank.flights.at(rank.next_on_links);
-      if (flight.done != kUnknown) continue;
-      if (flight.missing > 0) break;
-      flight.done = std::max(flight.ready, rank.links_free) + flight.seconds;
-      rank.links_free = flight.done;
+    rank.next_on_links = std::max(rank.next_on_links, rank.posts.first());
+    for (; rank.next_on_links < rank.posts.end(); ++rank.next_on_links) {
+      PostTimes& post = rank.posts.at(rank.next_on_links);
+      if (post.done != kUnknown) continue;
+      if (post.missing > 0) break;
+      post.done = std::max(post.ready, rank.links_free) + post.seconds;
+      rank.links_free = post.done;
     }
     if (!rank.is_blocked) return;
     rank.is_blocked = false;

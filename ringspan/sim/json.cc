@@ -44,16 +44,22 @@ void add_named(Json& events, const char* what, int64_t pass, int64_t rank, const
   events.push_back({{"name", what}, {"ph", "M"}, {"pid", pass}, {"tid", rank}, {"args", {{"name", name}}}});
 }
 
-void add_span(Json& events, const std::string& name, const char* category, int64_t pass, int64_t rank, double begin,
-              double end) {
-  if (end <= begin) return;
-  events.push_back({{"name", name},
-                    {"cat", category},
+// What a rank of a pass does from one time to another.
+struct Span {
+  std::string name;
+  const char* category;
+  double begin, end;
+};
+
+void add_span(Json& events, int64_t pass, int64_t rank, const Span& span) {
+  if (span.end <= span.begin) return;
+  events.push_back({{"name", span.name},
+                    {"cat", span.category},
                     {"ph", "X"},
                     {"pid", pass},
                     {"tid", rank},
-                    {"ts", begin * kMicroseconds},
-                    {"dur", (end - begin) * kMicroseconds}});
+                    {"ts", span.begin * kMicroseconds},
+                    {"dur", (span.end - span.begin) * kMicroseconds}});
 }
 
 void add_pass(Json& events, const SimulatedPass& pass, int64_t number, const char* name) {
@@ -64,11 +70,11 @@ void add_pass(Json& events, const SimulatedPass& pass, int64_t number, const cha
     add_named(events, "thread_name", number, rank, concat("rank ", rank));
     double done = 0;
     for (const detail::StepTimes& step : pass.ranks[r].steps) {
-      add_span(events, concat("wait and copy ", step.step), "exposed", number, rank, done, step.compute_begin);
-      add_span(events, concat("step ", step.step), "compute", number, rank, step.compute_begin, step.compute_end);
+      add_span(events, number, rank, {concat("wait and copy ", step.step), "exposed", done, step.compute_begin});
+      add_span(events, number, rank, {concat("step ", step.step), "compute", step.compute_begin, step.compute_end});
       done = step.compute_end;
     }
-    add_span(events, "wait and copy", "exposed", number, rank, done, pass.ranks[r].end);
+    add_span(events, number, rank, {"wait and copy", "exposed", done, pass.ranks[r].end});
   }
 }
 

@@ -38,7 +38,7 @@ struct Machine {
   std::string source;               // where the figures come from
   int64_t ranks_per_node = 1;       // neighbours in rank order
   int64_t processors_per_node = 1;  // ranks of a node that can compute at once; more than that share them
-  double memory_bytes = 0;          // that a rank has for the call, its tensors included; 0: nobody knows
+  double memory_bytes = 0;          // that a rank has for the call, its tensors included; 0: unknown
   LinkClass node{}, network{};      // between ranks of a node, and of different ones
   double overlap = 1;               // share of a message's time that computing beside it does not feel, 0..1
   // Whether an all_to_all ends on a rank only when every rank has begun it (gloo), or when its peers have (NCCL).

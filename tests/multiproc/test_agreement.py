@@ -35,7 +35,7 @@ REFUSALS = {
     "scale": ("ValueError", "nan"),
     "dtype mix": ("ValueError", "float64"),
     "dimensions": ("ValueError", "3 dimensions"),
-    "schedule": ("NotImplementedError", "ulysses"),
+    "schedule": ("ValueError", "ulysses"),
     "rows of a mask": ("ValueError", r"\[7, \d+\]"),
     "map of another world": ("ValueError", "ranks"),
     "rows against the map": ("ValueError", r"\b7\b.*\b8\b"),

@@ -146,8 +146,9 @@ struct SmallCall {
       if (rank == 1) change(extras.pairs.bias, grads.dbias);
       const OutputView output{out.view(), max.view(), sum.view(), lse.view()};
       const RankPlan part = plan.rank(rank);
-      ring_forward(part, transport, q.view(), k.view(), v.view(), output, Serial(), extras);
-      ring_backward(part, transport, q.view(), k.view(), v.view(), output, dout.view(), {}, grads, Serial(), extras);
+      const InputsView inputs{q.view(), k.view(), v.view()};
+      ring_forward(part, transport, inputs, output, {.extras = extras});
+      ring_backward(part, transport, {inputs, output, dout.view()}, grads, {.extras = extras});
     });
   }
 

@@ -335,8 +335,8 @@ TEST(RingAttention, RefusesViewsThatDoNotFitThePlan) {
        {std::pair(capped, "softcap is 1e+39, which is infinite in fp32"),
         std::pair(dropping, "dropout, slopes and masks by grid need PairInputs::grids, and the call has none")}) {
     try {
-      ring_forward(plan.rank(0), group.endpoint(0), q.view(), k.view(), v.view(),
-                   {out.view(), s.view(), s.view(), s.view()}, Serial(), extras);
+      ring_forward(plan.rank(0), group.endpoint(0), {q.view(), k.view(), v.view()},
+                   {out.view(), s.view(), s.view(), s.view()}, {.extras = extras});
       FAIL() << refusal;
     } catch (const Error& error) {
       EXPECT_STREQ(error.what(), refusal);

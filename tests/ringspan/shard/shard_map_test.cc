@@ -59,7 +59,7 @@ TEST(ShardMap, FactoriesHoldEachPositionOnceForAnyLengthAndWorld) {
           const std::vector<int64_t> positions = map.positions(rank);
           ASSERT_EQ(static_cast<int64_t>(positions.size()), map.local_rows(rank));
           for (size_t row = 0; row < positions.size(); ++row) {
-            ASSERT_EQ(map.place_of(positions[row]), (ShardMap::Place{rank, static_cast<int64_t>(row)}));
+            ASSERT_EQ(map.place_of(positions[row]), (ShardMap::RankRow{rank, static_cast<int64_t>(row)}));
           }
         }
         EXPECT_EQ(map.place_of(seq_len), std::nullopt);
@@ -89,7 +89,7 @@ TEST(ShardMap, PaddingRowsAndPartialCover) {
   EXPECT_EQ(map.positions(2), (std::vector<int64_t>{-1, -1, -1}));
   EXPECT_FALSE(map.covers_all());
   EXPECT_EQ(map.first_hole(), 1);
-  EXPECT_EQ(map.place_of(3), (ShardMap::Place{1, 1}));
+  EXPECT_EQ(map.place_of(3), (ShardMap::RankRow{1, 1}));
   EXPECT_EQ(map.place_of(2), std::nullopt);
 }
 
@@ -102,7 +102,7 @@ TEST(ShardMap, ListsPerBatchEntry) {
   EXPECT_EQ(map.positions(0, 1), (std::vector<int64_t>{1, 2, 3}));
   EXPECT_EQ(holders(map, 0), "0111");
   EXPECT_EQ(holders(map, 1), "1000");
-  EXPECT_EQ(map.place_of(0, 1), (ShardMap::Place{1, 0}));
+  EXPECT_EQ(map.place_of(0, 1), (ShardMap::RankRow{1, 0}));
   EXPECT_TRUE(map.covers_all());
 }
 

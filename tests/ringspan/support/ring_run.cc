@@ -148,18 +148,18 @@ void run_both(const Plan& plan, const RingInputs& in, const RingOptions& options
   const RankPlan part = plan.rank(rank);
   const ThreadPool pool(options.threads);
   const OutputView output{t.out.view(), t.max.view(), t.sum.view(), t.lse.view()};
-  const ConstTensorView q = t.q.view(), k = t.k.view(), v = t.v.view();
+  const InputsView inputs{t.q.view(), t.k.view(), t.v.view()};
   const ConstTensorView dout = in.dout_is_one_value ? shared(t.dout.view(), t.out.view().size) : t.dout.view();
   const ConstTensorView dlse = in.dlse.is_given() ? t.dlse.view() : ConstTensorView{};
   if (options.before_forward) options.before_forward(rank);
   add_pairs(plan, in, rank, t);
   const std::array<int64_t, 4> full{p.batch, p.q_heads, plan.q_map().local_rows(rank), p.kv_len};
   const Extras extras = extras_of(p, in, full[2], t);
-  ring_forward(part, transport, q, k, v, output, pool, extras);
+  ring_forward(part, transport, inputs, output, {&pool, extras});
   after_forward = transport.counters();
   const GradsView grads{t.dq.view(), t.dk.view(), t.dv.view(), in.sink.empty() ? TensorView{} : t.dsink.view(),
                         in.bias.is_given() && in.wants_dbias ? shared(t.dbias.view(), full) : TensorView{}};
-  ring_backward(part, transport, q, k, v, output, dout, dlse, grads, pool, extras);
+  ring_backward(part, transport, {inputs, output, dout, dlse}, grads, {&pool, extras});
 }
 
 }  // namespace
