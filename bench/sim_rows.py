@@ -15,7 +15,7 @@ from ringspan.bench.clock import Clock
 from ringspan.bench.launch import run_on_processes
 from ringspan.fit import check
 from ringspan.fit.measure import Request, measure
-from ringspan.fit.solve import solve
+from ringspan.fit.solve import Node, solve
 from settings import Settings
 
 import ringspan as rs
@@ -73,10 +73,7 @@ def _predict(settings: Settings) -> Iterator[dict[str, Any]]:
         run_on_processes(min(worlds), measure, request),
         name="this machine",
         source="bench/run.py",
-        ranks_per_node=max(worlds),
-        processors=os.cpu_count() or 1,
-        memory=0,
-        waits_for_all=True,
+        node=Node(ranks=max(worlds), processors=os.cpu_count() or 1, memory_bytes=0, waits_for_all=True),
     )
     errors = []
     for found in check.compare(description, worlds, rounds):

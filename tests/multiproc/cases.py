@@ -142,7 +142,7 @@ def inputs_of(case: Case) -> list[np.ndarray]:
     """q, k, v, dout and dlse in float64, rounded to the dtype of the case."""
     kv_len = case.seq_len if case.kv_len is None else case.kv_len
     drawn = oracle.draw(
-        case.seed, max(case.seq_len, kv_len), case.q_heads, case.kv_heads, case.qk_dim, case.v_dim, case.batch
+        case.seed, max(case.seq_len, kv_len), case.q_heads, case.kv_heads, (case.qk_dim, case.v_dim), case.batch
     )
     lengths = (case.seq_len, kv_len, kv_len, case.seq_len)
     cut = [array[:, :, :length] for array, length in zip(drawn, lengths, strict=True)]
@@ -224,7 +224,7 @@ def expect(case: Case, world: int = 1) -> oracle.Result:
     asked = np.stack([np.isin(np.arange(case.seq_len), rows) for rows in held])
     keep = oracle.keep_of(case.mask, q.shape[2], k.shape[2]) & asked[:, :, None]
     dout, dlse = dout * asked[:, None, :, None], dlse * asked[:, None, :]
-    return oracle.attend(q, k, v, keep, dout, dlse, case.scale, case.sink, **pair_terms(case))
+    return oracle.attend(q, k, v, keep, dout, dlse, scale=case.scale, sink=case.sink, **pair_terms(case))
 
 
 def positions_of(case: Case, rank: int, world: int) -> tuple[np.ndarray, np.ndarray]:

@@ -89,9 +89,9 @@ def distributed(x: torch.Tensor, mesh: DeviceMesh, where: list) -> DTensor:
 
 def expected(case: OnMesh, keep: np.ndarray, **changes: Any) -> tuple[list, oracle.Result]:
     """Inputs, and what the oracle makes of them."""
-    q, _, _, _ = oracle.draw(3, case.q_len, case.q_heads, case.kv_heads, 8, case.v_dim, case.batch)
-    _, k, v, _ = oracle.draw(4, case.kv_len, case.q_heads, case.kv_heads, 8, case.v_dim, case.batch)
-    dout = oracle.draw(5, case.q_len, case.q_heads, case.kv_heads, 8, case.v_dim, case.batch)[3]
+    q, _, _, _ = oracle.draw(3, case.q_len, case.q_heads, case.kv_heads, (8, case.v_dim), case.batch)
+    _, k, v, _ = oracle.draw(4, case.kv_len, case.q_heads, case.kv_heads, (8, case.v_dim), case.batch)
+    dout = oracle.draw(5, case.q_len, case.q_heads, case.kv_heads, (8, case.v_dim), case.batch)[3]
     return [q, k, v, dout], oracle.attend(q, k, v, keep, dout, **changes)
 
 

@@ -97,8 +97,10 @@ def local_positions(group: dist.ProcessGroup) -> tuple[float, float]:
         return score + 1.0 * (kv - q)
 
     right, _ = flex_cases.attend(*whole, everything, distance)
-    counted = [at for place in range(world) for at in range(smap.local_rows(place))]
-    wrong, _ = flex_cases.attend(*whole, everything, distance, indices=(counted, counted))
+    counted = torch.tensor([at for place in range(world) for at in range(smap.local_rows(place))])
+    wrong, _ = flex_cases.attend(
+        *whole, everything, lambda score, b, h, q, kv: distance(score, b, h, counted[q], counted[kv])
+    )
     out = flex.flex_attention(
         *(smap.shard(x, rank, 2) for x in whole), distance, enable_gqa=True, shard_map=smap, group=group
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import astuple, dataclass
+
 import hf_models
 import torch
 import torch.distributed as dist
@@ -39,13 +41,24 @@ def packed_mask(documents, length, causal):
     return (keep & torch.ones(length, length).tril().bool() if causal else keep)[None, None]
 
 
-def errors(group, name, split, length=22, batch=2, pad=0, documents=None, checkpoint=False, changes=None):
+@dataclass(frozen=True)
+class Batch:
+    """What the model is called with. pad: tokens of padding on the left of entry 0 (negative: on the right)."""
+
+    length: int = 22
+    batch: int = 2
+    pad: int = 0
+    documents: list | None = None
+
+
+def errors(group, name, split, checkpoint=False, changes=None, **called_with):
     """Differences of logits at valid tokens, displayed loss and gradients from one process with eager attention.
 
-    pad: tokens of padding on the left of entry 0 (negative: on the right). With `checkpoint` layers are computed again
-    in backward, which runs outside of the context.
+    With `checkpoint` layers are computed again in backward, which runs outside of the context. called_with: what a
+    `Batch` says, by name.
     """
     rank, world = place_of(group)
+    length, batch, pad, documents = astuple(Batch(**called_with))
     eager, ours = pair_of(name, **(changes or {}))
     ids, targets = tokens(batch, length), tokens(batch, length, seed=1)
     valid = torch.ones(batch, length, dtype=torch.int64)

@@ -10,6 +10,7 @@ import contextlib
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import oracle
 import torch
@@ -196,25 +197,29 @@ def gradients_of(stack: Stack) -> dict[str, torch.Tensor]:
     return found
 
 
+@dataclass(frozen=True)
+class Loop:
+    """One SGD step for each length, over `micro` micro-batches; reentrant: how checkpoints are, None without any."""
+
+    seq_lens: tuple[int, ...] = (13, 10)
+    reentrant: bool | None = None
+    micro: int = 1
+    dropout_p: float = 0.0
+
+
 def train(
-    _: dist.ProcessGroup,
-    stack: str,
-    split: tuple = ("head_tail",),
-    mask: tuple = ("causal",),
-    seq_lens: tuple[int, ...] = (13, 10),
-    reentrant: bool | None = None,
-    micro: int = 1,
-    dropout_p: float = 0.0,
+    _: dist.ProcessGroup, stack: str, split: tuple = ("head_tail",), mask: tuple = ("causal",), **steps: Any
 ) -> dict[str, float]:
-    """Errors after one SGD step for each length."""
-    spread = STACKS[stack](reentrant)
+    """Errors after the steps of a `Loop`, which `steps` describes by name."""
+    loop = Loop(**steps)
+    spread = STACKS[stack](loop.reentrant)
     optimizer = torch.optim.SGD(spread.model.parameters(), lr=RATE)
-    batches = [draw(seed, BATCH, seq_len) for seed, seq_len in enumerate(seq_lens)]
+    batches = [draw(seed, BATCH, seq_len) for seed, seq_len in enumerate(loop.seq_lens)]
     found: Steps = []
     for batch in batches:
         optimizer.zero_grad()
-        shown = _train_step(spread, batch, split, mask_of(mask), micro, dropout_p)
+        shown = _train_step(spread, batch, split, mask_of(mask), loop.micro, loop.dropout_p)
         found.append((shown, gradients_of(spread)))
         optimizer.step()
-    right = one_process(batches, lambda *x: dense(oracle.keep_of(mask, *[x[0].shape[2]] * 2), dropout_p, SEED)(*x))
+    right = one_process(batches, lambda *x: dense(oracle.keep_of(mask, *[x[0].shape[2]] * 2), loop.dropout_p, SEED)(*x))
     return worst_errors(found, right)

@@ -114,22 +114,15 @@ def kept_pairs(mask_mod: Callable, batch: int, heads: int, q_len: int, kv_len: i
 
 
 def attend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    keep: Tensor,
-    mod: Callable | None = None,
-    scale: float | None = None,
-    indices: tuple[list[int], list[int]] | None = None,
+    q: Tensor, k: Tensor, v: Tensor, keep: Tensor, mod: Callable | None = None, scale: float | None = None
 ) -> tuple[Tensor, Tensor]:
-    """out and lse; `indices`: what the mod is told of each query and key, by default their positions."""
+    """out and lse."""
     k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
     score = (q @ k.mT) * (q.shape[-1] ** -0.5 if scale is None else scale)
     if mod is not None:
-        of_query, of_key = indices or (range(q.shape[2]), range(k.shape[2]))
         score = torch.stack(
             [
-                mod(score[b, h, i, j], *map(torch.tensor, (b, h, of_query[i], of_key[j]))).to(score.dtype)
+                mod(score[b, h, i, j], *map(torch.tensor, (b, h, i, j))).to(score.dtype)
                 for b, h, i, j in np.ndindex(*score.shape)
             ]
         ).reshape(score.shape)

@@ -72,7 +72,7 @@ class Call:
     def inputs(self) -> list[np.ndarray]:
         """q, k, v, dout, rounded to the dtype."""
         q, k, v, dout = oracle.draw(
-            self.seed, max(self.q_len, self.kv_len), self.q_heads, self.kv_heads, self.qk_dim, self.v_dim, self.batch
+            self.seed, max(self.q_len, self.kv_len), self.q_heads, self.kv_heads, (self.qk_dim, self.v_dim), self.batch
         )
         cut = (q[:, :, : self.q_len], k[:, :, : self.kv_len], v[:, :, : self.kv_len], dout[:, :, : self.q_len])
         dtype = getattr(torch, self.dtype)
@@ -102,7 +102,7 @@ class Call:
             bias = pse if bias is None else bias + pse
         sink = None if self.sink is None else self.sink.detach().double().numpy()
         terms = {} if self.dropped is None else {"dropped": self.dropped, "dropout_p": 1 - self.arguments["keep_prob"]}
-        return oracle.attend(q, k, v, keep, dout, None, self.scale, sink, bias=bias, **terms)
+        return oracle.attend(q, k, v, keep, dout, scale=self.scale, sink=sink, bias=bias, **terms)
 
     def leaves(self) -> list[torch.Tensor]:
         """q, k, v in the layout, with gradients."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -35,46 +36,53 @@ class Result:
     dbias_terms: Array | None = None  # likewise: the absolute terms behind each
 
 
-def draw(seed: int, seq_len: int, q_heads: int, kv_heads: int, qk_dim: int, v_dim: int = 0, batch: int = 1) -> list:
-    """q, k, v, dout: standard normal, drawn in this order as [B, S, N, D], returned as [B, N, S, D]."""
+def draw(seed: int, seq_len: int, q_heads: int, kv_heads: int, dims: int | tuple[int, int], batch: int = 1) -> list:
+    """q, k, v, dout: standard normal, drawn in this order as [B, S, N, D], returned as [B, N, S, D].
+
+    dims: of q and k, and of v and dout; one number where they are alike.
+    """
+    qk_dim, v_dim = (dims, dims) if isinstance(dims, int) else dims
     generator = np.random.default_rng(seed)
-    shapes = [(q_heads, qk_dim), (kv_heads, qk_dim), (kv_heads, v_dim or qk_dim), (q_heads, v_dim or qk_dim)]
+    shapes = [(q_heads, qk_dim), (kv_heads, qk_dim), (kv_heads, v_dim), (q_heads, v_dim)]
     drawn = [generator.standard_normal((batch, seq_len, heads, dim)) for heads, dim in shapes]
     return [np.ascontiguousarray(array.transpose(0, 2, 1, 3)) for array in drawn]
 
 
-def attend(
-    q: Array,
-    k: Array,
-    v: Array,
-    keep: Array,
-    dout: Array | None = None,
-    dlse: Array | None = None,
-    scale: float | None = None,
-    sink: Array | None = None,
-    softcap: float | None = None,
-    bias: Array | None = None,
-    dropped: Array | None = None,
-    dropout_p: float = 0.0,
-) -> Result:
-    """Forward, and backward for the gradients `dout` of out and `dlse` of lse.
+@dataclass(frozen=True)
+class Terms:
+    """What changes scores and weights.
 
     `sink`, one number per query head, is one more key for every row: that score, and a value of 0. Scores become
     softcap * tanh(score / softcap), then `bias` [B, N, Sq, Skv] is added, whose -inf masks. Pairs that are `dropped`
     (bool, likewise) weigh 0 where they meet v, the others 1 / (1 - dropout_p).
     """
+
+    scale: float | None = None
+    sink: Array | None = None
+    softcap: float | None = None
+    bias: Array | None = None
+    dropped: Array | None = None
+    dropout_p: float = 0.0
+
+
+def attend(
+    q: Array, k: Array, v: Array, keep: Array, dout: Array | None = None, dlse: Array | None = None, **terms: Any
+) -> Result:
+    """Forward, and backward for the gradients `dout` of out and `dlse` of lse; `terms`: those of `Terms`, by name."""
+    given = Terms(**terms)
+    sink, softcap = given.sink, given.softcap
     group = q.shape[1] // k.shape[1]
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    scale = q.shape[-1] ** -0.5 if given.scale is None else given.scale
     wide_k, wide_v = np.repeat(k, group, axis=1), np.repeat(v, group, axis=1)
     score = scale * (q @ wide_k.swapaxes(-1, -2))
     steep = np.ones_like(score)  # d capped / d score
     if softcap is not None:
         steep = 1 - np.tanh(score / softcap) ** 2
         score = softcap * np.tanh(score / softcap)
-    if bias is not None:
-        score = score + bias
+    if given.bias is not None:
+        score = score + given.bias
     score = np.where(keep[:, None], score, -np.inf)
-    factor = np.ones_like(score) if dropped is None else np.where(dropped, 0.0, 1 / (1 - dropout_p))
+    factor = np.ones_like(score) if given.dropped is None else np.where(given.dropped, 0.0, 1 / (1 - given.dropout_p))
     if sink is not None:
         column = np.broadcast_to(np.asarray(sink, dtype=float)[None, :, None, None], (*score.shape[:3], 1))
         score = np.concatenate([score, column], axis=-1)

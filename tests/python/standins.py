@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import oracle
@@ -49,9 +49,20 @@ def back(array: np.ndarray, like: Tensor) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(array)).to(like.dtype)
 
 
-def gradients(q: np.ndarray, k: np.ndarray, v: np.ndarray, out: np.ndarray, dout: np.ndarray, lse: np.ndarray,
-              keep: np.ndarray, scale: float) -> tuple[np.ndarray, ...]:  # fmt: skip
-    """dq, dk, dv of some keys of rows whose out and lse are those of more keys."""
+class Rows(NamedTuple):
+    """Rows of queries, some of their keys and values, and what their forward over all keys gave."""
+
+    q: np.ndarray
+    k: np.ndarray
+    v: np.ndarray
+    out: np.ndarray
+    dout: np.ndarray
+    lse: np.ndarray
+
+
+def gradients(rows: Rows, keep: np.ndarray, scale: float) -> tuple[np.ndarray, ...]:
+    """dq, dk, dv of these keys."""
+    q, k, v, out, dout, lse = rows
     group = q.shape[1] // k.shape[1]
     many_k, many_v = np.repeat(k, group, 1), np.repeat(v, group, 1)
     score = np.where(keep, scale * q @ many_k.swapaxes(-1, -2), -np.inf)
@@ -130,7 +141,7 @@ class Npu:
                          given.get("pre_tockens", 2**31 - 1), given.get("next_tockens", 2**31 - 1))  # fmt: skip
         lse = wide(given["softmax_max"])[..., 0] + np.log(wide(given["softmax_sum"])[..., 0])
         arrays = [wide(x) for x in (query, key, value, given["attention_in"], dy)]
-        found = gradients(*arrays, lse, keep, given["scale_value"])
+        found = gradients(Rows(*arrays, lse), keep, given["scale_value"])
         pairs = zip(found, (query, key, value), strict=True)
         return (*(back(x, like) for x, like in pairs), query.new_empty(0), torch.empty(0))
 
@@ -205,7 +216,7 @@ class Cuda:
         self.calls["flash backward"] += 1
         assert (max_q, max_k, dropout_p) == (query.shape[2], key.shape[2], 0.0)
         arrays = [wide(x) for x in (query, key, value, out, grad_out, lse)]
-        found = gradients(*arrays, self.keep(query, key, is_causal), scale)
+        found = gradients(Rows(*arrays), self.keep(query, key, is_causal), scale)
         return tuple(back(x, like) for x, like in zip(found, (query, key, value), strict=True))
 
     def masked(self, query: Tensor, key: Tensor, bias: Tensor | None, is_causal: bool) -> np.ndarray:
@@ -241,7 +252,7 @@ class Cuda:
         rows = query.shape[2]
         assert bool((lse[:, :, rows:] == torch.inf).all())
         arrays = [wide(x) for x in (query, key, value, out, grad_out, lse[:, :, :rows])]
-        found = gradients(*arrays, self.masked(query, key, attn_bias, is_causal), scale)
+        found = gradients(Rows(*arrays), self.masked(query, key, attn_bias, is_causal), scale)
         return (*(back(x, like) for x, like in zip(found, (query, key, value), strict=True)), None)
 
 

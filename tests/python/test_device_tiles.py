@@ -13,8 +13,9 @@ from ringspan.device.tiles import COMPRESSED, Tile, flash_parts, mask_parts, rea
 OPEN = 2**40
 
 
-def tile(rows, columns, lo, hi, q_stride=1, kv_stride=1, q_pos0=0, kv_pos0=0):
-    return Tile(0, 3, rows, q_pos0, q_stride, 5, columns, kv_pos0, kv_stride, lo, hi)
+def tile(rows, columns, lo, hi, strides=(1, 1), begins=(0, 0)):
+    """strides, begins: of the positions of rows and of columns."""
+    return Tile(0, 3, rows, begins[0], strides[0], 5, columns, begins[1], strides[1], lo, hi)
 
 
 TILES = {
@@ -23,18 +24,18 @@ TILES = {
     "causal, top left": tile(6, 6, -OPEN, 0),
     "causal, top left, wide": tile(5, 4, -OPEN, 0),
     "causal, bottom right": tile(4, 7, -OPEN, 3),
-    "causal by positions": tile(5, 5, -OPEN, 0, q_pos0=40, kv_pos0=40),
+    "causal by positions": tile(5, 5, -OPEN, 0, begins=(40, 40)),
     "window": tile(9, 9, -2, 0),
     "window on both sides": tile(9, 9, -3, 2),
     "window, rows before": tile(4, 9, 2, 5),
     "right side only": tile(6, 6, 0, OPEN),
     "one diagonal": tile(5, 5, 0, 0),
-    "below the corner": tile(8, 5, -5, -1, q_pos0=0),
-    "equal strides": tile(6, 6, -OPEN, 0, 3, 3, 2, 1),
-    "equal strides, edges": tile(6, 6, -OPEN, 0, 3, 3, 1, 2),
-    "equal strides, window": tile(6, 6, -7, 5, 3, 3, 1, 0),
-    "unequal strides": tile(6, 4, -OPEN, 0, 2, 3),
-    "unequal strides with an empty row": tile(6, 2, 0, 0, 1, 4),
+    "below the corner": tile(8, 5, -5, -1),
+    "equal strides": tile(6, 6, -OPEN, 0, (3, 3), (2, 1)),
+    "equal strides, edges": tile(6, 6, -OPEN, 0, (3, 3), (1, 2)),
+    "equal strides, window": tile(6, 6, -7, 5, (3, 3), (1, 0)),
+    "unequal strides": tile(6, 4, -OPEN, 0, (2, 3)),
+    "unequal strides with an empty row": tile(6, 2, 0, 0, (1, 4)),
     "single row": tile(1, 7, -OPEN, OPEN),
     "single column": tile(7, 1, -OPEN, 0),
     "empty": tile(5, 5, 9, 20),
@@ -86,8 +87,9 @@ def test_random_tiles(seed):
     if seed % 2:
         strides[1] = strides[0]
     low = int(draw.integers(-12, 8))
-    one = tile(*(int(x) for x in draw.integers(1, 12, 2)), low, low + int(draw.integers(0, 15)), *strides,
-               *(int(x) for x in draw.integers(0, 9, 2)))  # fmt: skip
+    rows, columns = (int(x) for x in draw.integers(1, 12, 2))
+    high = low + int(draw.integers(0, 15))
+    one = tile(rows, columns, low, high, strides, [int(x) for x in draw.integers(0, 9, 2)])
     right, mode = pairs_of(one), sparse_mode_of(one)
     np.testing.assert_array_equal(one.keep().numpy(), right)
     if right.any() and one.band() is not None:

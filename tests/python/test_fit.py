@@ -7,7 +7,7 @@ import itertools
 import pytest
 import torch
 from ringspan.fit import check, main
-from ringspan.fit.solve import fit_two, solve
+from ringspan.fit.solve import Node, fit_two, solve
 
 LATENCY, BANDWIDTH, STEP, COPY = 2e-4, 3e9, 5e-5, 7e9
 SPEEDS = {("fp32", 64): (4e10, 3e10, 1e-7, 2e-7), ("bf16", 128): (9e10, 8e10, 3e-7, 0.0)}
@@ -40,7 +40,8 @@ def measured_by_hand(link_class: str = "node") -> list[dict]:
 
 def solved(results: list[dict]) -> dict:
     """With the fields that nobody measures."""
-    return solve(results, name="x", source="y", ranks_per_node=4, processors=2, memory=5, waits_for_all=True)
+    node = Node(ranks=4, processors=2, memory_bytes=5, waits_for_all=True)
+    return solve(results, name="x", source="y", node=node)
 
 
 def test_the_figures_come_back() -> None:

@@ -24,7 +24,7 @@ def isa(request):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
 def test_every_instruction_set_is_right(isa, dtype):
     assert OPS._isa() == isa
-    arrays = oracle.draw(1, 67, 4, 2, 40, 24)
+    arrays = oracle.draw(1, 67, 4, 2, (40, 24))
     q, k, v, dout = (torch.from_numpy(x).to(dtype) for x in arrays)
     leaves = [x.requires_grad_() for x in (q, k, v)]
     out = rs.attention(*leaves, mask=rs.causal())

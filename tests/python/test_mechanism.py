@@ -104,8 +104,9 @@ def test_merging_in_any_order_and_grouping_is_dense_softmax(case, seed):
 
 
 @untimed
-@given(batches, small, small, small, small, small, seeds)
-def test_the_simulation_is_dense_attention_with_its_gradients(batch, parts, length, rows, dim, v_dim, seed):
+@given(batches, st.tuples(small, small, small, small, small), seeds)
+def test_the_simulation_is_dense_attention_with_its_gradients(batch, sizes, seed):
+    parts, length, rows, dim, v_dim = sizes
     generator = np.random.default_rng(seed)
     shapes = [(rows, dim), (parts * length, dim), (parts * length, v_dim)]
     inputs = [normal(generator, *batch, *shape).requires_grad_() for shape in shapes]

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -111,7 +112,7 @@ def _in_front_of(original: Callable[..., Tensor], is_guarded: bool) -> Callable[
             return original(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
         if not is_guarded:
             check_traceable(split_in_effect())
-        return _attend(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+        return _attend(query, key, value, attn_mask, _Options(dropout_p, is_causal, scale, enable_gqa))
 
     return scaled_dot_product_attention
 
@@ -136,34 +137,34 @@ def _is_ours(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None
     )
 
 
+@dataclass(frozen=True)
+class _Options:
+    """What PyTorch's function takes beside tensors."""
+
+    dropout_p: float
+    is_causal: bool
+    scale: float | None
+    enable_gqa: bool
+
+
 @enters(tell_sequence_group)
-def _attend(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None,
-    dropout_p: float,
-    is_causal: bool,
-    scale: float | None,
-    enable_gqa: bool,
-) -> Tensor:
+def _attend(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, options: _Options) -> Tensor:
     """[B, N, S, D], or [N, S, D] of plain tensors."""
-    if is_causal and attn_mask is not None:
+    if options.is_causal and attn_mask is not None:
         raise RuntimeError("is_causal=True and attn_mask are both given to scaled_dot_product_attention; give one")
     if query.dim() == 3 and not isinstance(query, DTensor):
         q, k, v = (tensor.unsqueeze(0) for tensor in (query, key, value))
-        whole = _attend(q, k, v, attn_mask, dropout_p, is_causal, scale, enable_gqa)
-        return whole.squeeze(0)
-    if not enable_gqa and query.shape[1] != key.shape[1]:
+        return _attend(q, k, v, attn_mask, options).squeeze(0)
+    if not options.enable_gqa and query.shape[1] != key.shape[1]:
         raise RuntimeError(f"query has {query.shape[1]} heads and key {key.shape[1]}; give it enable_gqa=True")
     return attention_inside(
         query,
         key,
         value,
-        mask=causal(align="top_left") if is_causal else full(),
+        mask=causal(align="top_left") if options.is_causal else full(),
         attn_mask=attn_mask,
-        dropout_p=dropout_p,
-        scale=scale,
+        dropout_p=options.dropout_p,
+        scale=options.scale,
         group=None if has_dtensors(query, key, value, attn_mask) else LOCAL,
     )
 

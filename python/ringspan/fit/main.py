@@ -17,7 +17,7 @@ from ringspan.bench.host import available_bytes, cpu_model, describe_host, stamp
 from ringspan.bench.launch import RankFailed, is_under_torchrun, run_here, run_on_processes
 from ringspan.fit import check
 from ringspan.fit.measure import DTYPES, Request, measure
-from ringspan.fit.solve import solve
+from ringspan.fit.solve import Node, solve
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -98,14 +98,17 @@ def _describe(options: argparse.Namespace, results: list[dict[str, Any]]) -> dic
     backend = _backend() if is_under_torchrun() else "gloo"
     date, _, _ = str(stamp()["date"]).partition("T")
     described = describe_host()
+    node = Node(
+        ranks=per_node,
+        processors=per_node if backend == "nccl" else max(1, os.cpu_count() or 1),
+        memory_bytes=_memory_of_rank(backend, options.ranks),
+        waits_for_all=backend == "gloo",
+    )
     return solve(
         results,
         name=options.name,
         source=f"ringspan fit, {date}, {described['instruction_set']}, torch {described['torch']}, {backend}",
-        ranks_per_node=per_node,
-        processors=per_node if backend == "nccl" else max(1, os.cpu_count() or 1),
-        memory=_memory_of_rank(backend, options.ranks),
-        waits_for_all=backend == "gloo",
+        node=node,
     )
 
 

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 
-def solve(
-    results: Iterable[dict[str, Any]],
-    *,
-    name: str,
-    source: str,
-    ranks_per_node: int,
-    processors: int,
-    memory: int,
-    waits_for_all: bool,
-) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Node:
+    """What is known of a node without measuring. memory_bytes: of a rank, 0 = unknown.
+
+    waits_for_all: whether an all_to_all ends for every rank at the same time.
+    """
+
+    ranks: int
+    processors: int
+    memory_bytes: int
+    waits_for_all: bool
+
+
+def solve(results: Iterable[dict[str, Any]], *, name: str, source: str, node: Node) -> dict[str, Any]:
     """The fields of a `Machine`. Links that were not measured are taken to be as the others."""
     results = list(results)
     links = _links(results)
@@ -26,13 +31,13 @@ def solve(
     return {
         "name": name,
         "source": source,
-        "ranks_per_node": ranks_per_node,
-        "processors_per_node": processors,
-        "memory_bytes": memory,
+        "ranks_per_node": node.ranks,
+        "processors_per_node": node.processors,
+        "memory_bytes": node.memory_bytes,
         "node": links.get("node", links.get("network")),
         "network": links.get("network", links.get("node")),
         "overlap": _overlap(next(r for r in results if r["kind"] == "overlap")),
-        "all_to_all_waits_for_all": waits_for_all,
+        "all_to_all_waits_for_all": node.waits_for_all,
         "copy_bytes_per_second": copy["bytes"] / copy["seconds"],
         **fixed,
         "kernels": _kernels(results, fixed),
