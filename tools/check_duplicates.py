@@ -23,7 +23,6 @@ SUFFIXES = (".h", ".cc", ".py")
 # Two files, in order of their names, and why what they share stays: at most one reason for a pair of files.
 ALLOWED = {
     ("python/ringspan/attention.py", "python/ringspan/plan.py"): "two public signatures of the same call",
-    ("ringspan/kernel/backward_call.cc", "ringspan/kernel/forward_call.cc"): "members of classes that share no base",
 }
 
 COMMENT_OR_TEXT = re.compile(r"//[^\n]*|/\*.*?\*/|R\"(\w*)\(.*?\)\1\"|\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])'", re.S)

@@ -1,5 +1,5 @@
-// Schedule: which algorithm a plan follows. Each has a file of its own in plan/schedules, which opens with a worked grid,
-// its messages and its bytes.
+// Schedule: which algorithm a plan follows. Each has a file of its own in plan/schedules, which opens with a worked
+// grid, its messages and its bytes.
 //
 //   ring         K/V go round, gradients of K/V follow one step behind                              ring.cc
 //   gather       all K/V come at once while a rank works on its own                                 gather.cc

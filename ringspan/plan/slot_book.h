@@ -1,6 +1,6 @@
-// SlotBook: the one rule by which a rank keeps the slots of a plan in memory while it runs a pass. Plain integers: those
-// who hold the memory (the stores of the core and of the binding) derive from it and do what its hooks say; by itself it
-// counts bytes.
+// SlotBook: the one rule by which a rank keeps the slots of a plan in memory while it runs a pass. Plain integers:
+// those who hold the memory (the stores of the core and of the binding) derive from it and do what its hooks say; by
+// itself it counts bytes.
 //
 //   post   What goes to others leaves in one message for each post. Whole slots that go to one rank and lie one behind
 //          the other, as they came in one message, are that message; all else is packed. What comes has one block, in

@@ -1,5 +1,5 @@
-// The builders of the schedules: each fills one rank's part of a plan with its steps. A schedule's own file opens with a
-// worked grid, its messages and its bytes; plan/schedule.cc has the table that names them.
+// The builders of the schedules: each fills one rank's part of a plan with its steps. A schedule's own file opens with
+// a worked grid, its messages and its bytes; plan/schedule.cc has the table that names them.
 #pragma once
 
 #include <cstdint>
