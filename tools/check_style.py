@@ -38,6 +38,7 @@ FIXED_BY_CALLERS = {
 }
 # What users write: names in C++ that take a view each, keywords in Python.
 PUBLIC = {
+    "ringspan/ring/ring_attention.h": {"ring_backward"},
     "python/ringspan/attention.py": {"attention"},
     "python/ringspan/flex/attention.py": {"flex_attention", "to_arguments"},
     "python/ringspan/flex/masks.py": {"to_mask"},
