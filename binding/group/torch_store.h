@@ -1,5 +1,5 @@
-// TorchStore: the plan's slots in tensors, by the rule of plan/slot_book.h, and its messages over c10d. What a step sends
-// to a rank is one flat piece of a message.
+// TorchStore: the plan's slots in tensors, by the rule of plan/slot_book.h, and its messages over c10d. What a step
+// sends to a rank is one flat piece of a message.
 //
 // Every failure of c10d leaves as DistBackendError naming rank, peer, step and transfer.
 #pragma once

@@ -72,8 +72,8 @@ def attention(
         ranks share elements.
     sink: [N] fp32 (fp64 also with fp64 tensors), one logit per query head that joins every row's softmax as a key whose
         value is 0; -inf = none. The statistics include it. Its gradient is this rank's part: sum it over the group.
-    exchange: how messages are posted: "all_to_all" ("auto"), "p2p", or "all_gather" (schedule "gather", which "auto" then
-        is).
+    exchange: how messages are posted: "all_to_all" ("auto"), "p2p", or "all_gather", which is schedule "gather"'s alone
+        ("auto" then is that).
     assume_agreed: skip the check that all ranks make the same call. A mismatch is then undefined.
     dropout_p: probability that a pair's weight becomes 0; the others are divided by 1 - dropout_p. Which pairs, depends
         on seed, offset and the pair's global index alone (docs/dropout.md), on no split, schedule or number of threads.

@@ -149,7 +149,7 @@ def table() -> str:
         by_schedule = [_cell(feature, LAYOUTS, (schedule,)) for schedule in SCHEDULES]
         rows.append(f"| `{feature}` | {offered} | {' | '.join([*by_layout, *by_schedule])} |")
     also = f"\nOn the CPU, in {', '.join(DTYPES)}, and with each exchange: {', '.join(EXCHANGES)} (all_gather with\n"
-    also += "schedule gather alone). `ringspan.hybrid` and `ringspan.double_ring` as the schedules they are made of.\n\n"
+    also += "schedule gather alone). `ringspan.hybrid` and `ringspan.double_ring` as what they are made of.\n\n"
     also += "\n".join(_device_table()) + "\n\n"
     refused = ["| argument | offered | NotImplementedError for | instead |", "|---|---|---|---|"]
     refused += [f"| `{entry.argument}` | {entry.offered} | {entry.refused} | {entry.instead} |" for entry in REFUSALS]

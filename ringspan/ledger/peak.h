@@ -1,5 +1,5 @@
-// The most memory that a pass holds at once (PassLedger::peak_bytes): a walk over its steps with the book of slots that the
-// stores keep (plan/slot_book.h).
+// The most memory that a pass holds at once (PassLedger::peak_bytes): a walk over its steps with the book of slots that
+// the stores keep (plan/slot_book.h).
 #pragma once
 
 #include <cstdint>

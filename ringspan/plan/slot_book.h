@@ -1,5 +1,5 @@
-// SlotBook: the one rule by which a rank keeps the slots of a plan in memory while it runs a pass. Plain integers: those
-// who hold the memory (the stores of the core and of the binding) derive from it and do what its hooks say; by itself it
+// SlotBook: the one rule by which a rank keeps the slots of a plan in memory while it runs a pass. Plain integers: the
+// stores of the core and of the binding, which hold the memory, derive from it and do what its hooks say; by itself it
 // counts bytes.
 //
 //   post   What goes to others leaves in one message for each post. Whole slots that go to one rank and lie one behind

@@ -1,5 +1,5 @@
-// What the executor asks of a backend, which moves the data and does the arithmetic. Two backends exist: our kernels (kernel_backend
-// .h, over any Store) and, in the PyTorch binding, a device's own ops.
+// What the executor asks of a backend, which moves the data and does the arithmetic. Two backends exist: our kernels
+// (kernel_backend.h, over any Store) and, in the PyTorch binding, a device's own ops.
 #pragma once
 
 #include <concepts>
