@@ -109,6 +109,7 @@ void run(const LedgerOptions& options) {
   std::optional<Exchange> posted;
   if (options.exchange != kTransfers) {
     posted = parse_exchange(options.exchange);
+    check_exchange(*posted, question.schedule);
     question.grad_route = route_of(*posted, question.q_map.world());
   }
   const std::string exchange(posted ? name_of(*posted) : kTransfers);

@@ -158,9 +158,9 @@ void TorchStore::on_start(const Journey& journey) {
   message.tag = tag_of(journey.post);
   // What a gathered piece is padded with.
   if (journey.is_gathered) message.send.narrow(0, packed / element, (journey.sent.bytes - packed) / element).zero_();
-  const auto elements_by_rank = [&](const std::vector<PeerBytes>& peers) {
+  const auto elements_by_rank = [&](const std::vector<PeerSize>& peers) {
     std::vector<int64_t> elements(static_cast<size_t>(part_.world), 0);
-    for (const PeerBytes& one : peers) elements[static_cast<size_t>(one.peer)] = one.bytes / element;
+    for (const PeerSize& one : peers) elements[static_cast<size_t>(one.peer)] = one.bytes / element;
     return elements;
   };
   message.sent = elements_by_rank(journey.sends);

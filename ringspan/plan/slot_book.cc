@@ -19,7 +19,7 @@ std::vector<const Transfer*> in_order(const Post& post, int64_t Transfer::* end,
   return transfers;
 }
 
-void add_bytes(std::vector<SlotBook::PeerBytes>& peers, int64_t peer, int64_t bytes) {
+void add_bytes(std::vector<SlotBook::PeerSize>& peers, int64_t peer, int64_t bytes) {
   if (peers.empty() || peers.back().peer != peer) peers.push_back({peer, 0});
   peers.back().bytes += bytes;
 }
@@ -75,7 +75,6 @@ void SlotBook::plan_sending(Journey& journey) {
     return;
   }
   if (journey.sent.bytes == 0) return;
-  journey.is_packed = true;
   journey.packed = std::move(parts);
   journey.sent.block = allocate(journey.sent.bytes);
   for (MessagePart& part : journey.packed) part.area.block = journey.sent.block;

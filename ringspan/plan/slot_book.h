@@ -1,6 +1,6 @@
-// SlotBook: the one rule by which a rank keeps the slots of a plan in memory while it runs a pass. Plain integers:
-// those who hold the memory (the stores of the core and of the binding) derive from it and do what its hooks say; by
-// itself it counts bytes.
+// SlotBook: the one rule by which a rank keeps the slots of a plan in memory while it runs a pass. Plain integers: the
+// stores of the core and of the binding, which hold the memory, derive from it and do what its hooks say; by itself it
+// counts bytes.
 //
 //   post   What goes to others leaves in one message for each post. Whole slots that go to one rank and lie one behind
 //          the other, as they came in one message, are that message; all else is packed. What comes has one block, in
@@ -38,7 +38,7 @@ class SlotBook {
     Area area{};  // kNoBlock: both ends are slots here
   };
   // What goes to a rank, or comes from it, in one message.
-  struct PeerBytes {
+  struct PeerSize {
     int64_t peer = 0, bytes = 0;
   };
   // A post on its way, or copies from slot to slot.
@@ -46,13 +46,12 @@ class SlotBook {
     int64_t needed_by = 0;
     bool gradients = false;
     Post post{};
-    bool is_gathered = false;  // by all_gather: what is sent goes to every rank
-    Area sent{};               // kNoBlock: nothing
-    bool is_packed = false;    // `sent` is new: `packed` must be copied there; else all lies there
-    std::vector<MessagePart> packed{};
-    std::vector<PeerBytes> sends{}, receives{};  // in the order of the ranks, as they lie; none where gathered
-    Area received{};                             // new
-    std::vector<MessagePart> arrivals{};         // to be copied or added when all has come
+    bool is_gathered = false;                   // by all_gather: what is sent goes to every rank
+    Area sent{};                                // kNoBlock: nothing
+    std::vector<MessagePart> packed{};          // must be copied to `sent`, which is new then; none: all lies there
+    std::vector<PeerSize> sends{}, receives{};  // in the order of the ranks, as they lie; none where gathered
+    Area received{};                            // new
+    std::vector<MessagePart> arrivals{};        // to be copied or added when all has come
 
     bool is_sent() const { return !post.transfers.empty(); }
     bool is_due(int64_t step, bool of_gradients) const { return needed_by <= step && gradients == of_gradients; }

@@ -1,5 +1,5 @@
-// Transfer: rows of one tensor that go from one rank to another. Plain integers; how it is posted is up to the store
-// that runs the plan.
+// Transfer: rows of one tensor that go from one rank to another. Plain integers; the store that runs a plan decides
+// how to post it.
 //
 //            src, slot `from`                    message                       dst, slot `to`
 //     [batch, heads, rows, dim]  ---->  [batch, heads, rows, dim], dense  ---->  [batch, heads, rows, dim]

@@ -102,7 +102,7 @@ void HostStore::on_start(const Journey& journey) {
 void HostStore::post_messages(const Journey& journey, bool arrives) {
   const int64_t tag = tag_of(journey.post);
   std::byte* data = nullptr;
-  for (const PeerBytes& one : arrives ? journey.receives : journey.sends) {
+  for (const PeerSize& one : arrives ? journey.receives : journey.sends) {
     if (one.bytes == 0) continue;
     if (!data) data = at(arrives ? journey.received : journey.sent);
     const auto size = static_cast<size_t>(one.bytes);

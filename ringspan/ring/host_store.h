@@ -1,5 +1,5 @@
-// HostStore: slots in plain memory, by the rule of plan/slot_book.h, and messages over a Transport: what a post sends
-// to a rank is one. An empty one is not sent: both sides know its size.
+// HostStore: slots in plain memory, by the rule of plan/slot_book.h, and messages over a Transport, one for each post
+// and rank. An empty one is not sent: both sides know its size.
 #pragma once
 
 #include <map>

@@ -59,15 +59,17 @@ class CostWriter {
   PostCost cost_of_post(const Post& post, int64_t step) const {
     PostCost cost{.needed_after = post.needed_by - step, .gradients = post.gradients};
     const bool gathers = is_gathered(post, exchange_);
+    const int64_t padded_k = gathers ? padded_bytes(post, Payload::kK, part_.problem) : 0;
+    const int64_t padded_v = gathers ? padded_bytes(post, Payload::kV, part_.problem) : 0;
     for (const Transfer* t : post.transfers) {
       const bool sends = t->src == part_.rank;
       const int64_t bytes = bytes_of(*t, part_.problem);
-      const int64_t moved = gathers ? padded_bytes(post, t->payload, part_.problem) : bytes;
+      const int64_t moved = !gathers ? bytes : t->payload == Payload::kK ? padded_k : padded_v;
       cost.peers.push_back(sends ? PeerBytes{t->dst, moved, 0} : PeerBytes{t->src, 0, moved});
       if (sends && !gathers && !fills_slot(*t, t->from, part_.problem)) cost.pack_seconds += copy_seconds(bytes);
       if (!sends && !replaces_slot(*t, part_.problem)) cost.unpack_seconds += copy_seconds(bytes);
     }
-    if (gathers) cost.pack_seconds = copy_seconds(gathered_bytes(post, part_.problem));
+    if (gathers) cost.pack_seconds = copy_seconds(padded_k + padded_v);
     join_peers(cost.peers);
     if (!keeps_silent_peers_) {
       std::erase_if(cost.peers, [](const PeerBytes& peer) { return peer.sent + peer.received == 0; });

@@ -123,12 +123,12 @@ def counter_counts_what_is_posted(group: dist.ProcessGroup) -> bool:
     return all(same)
 
 
-def peaks(group: dist.ProcessGroup, exchange: str, dtype: str) -> list[tuple[int, int, int]]:
+def peaks(group: dist.ProcessGroup, exchange: str, dtype: str, schedule: str = "auto") -> list[tuple[int, int, int]]:
     """For both passes: most bytes that live at once in PyTorch's CPU allocator, and the ledger's bounds of them.
 
     The ledger's without what the core takes from the system itself: delta, and sums of 16-bit results in fp32. A
-    collective's sent message may live a moment longer than its wait, on gloo's thread, and all_gather holds everything
-    twice for a while.
+    collective's sent message may live a moment longer than its wait, on gloo's thread, and all_gather also holds all
+    that came twice for a while.
     """
     rank, world = place_of(group)
     rows, kind = 512, getattr(torch, dtype)
@@ -136,8 +136,10 @@ def peaks(group: dist.ProcessGroup, exchange: str, dtype: str) -> list[tuple[int
     leaves = [torch.randn(1, heads, rows, 64).to(kind).requires_grad_() for heads in (4, 2, 2)]
     dout = torch.randn(1, 4, rows, 64).to(kind)
 
+    how = {"mask": rs.causal(), "shard_map": smap, "exchange": exchange, "schedule": schedule}
+
     def call() -> torch.Tensor:
-        return rs.attention(*leaves, mask=rs.causal(), shard_map=smap, group=group, exchange=exchange)
+        return rs.attention(*leaves, group=group, **how)
 
     call().backward(dout)
     for leaf in leaves:
@@ -145,10 +147,10 @@ def peaks(group: dist.ProcessGroup, exchange: str, dtype: str) -> list[tuple[int
     kept = call()
     found = [peak_of(call), peak_of(lambda: kept.backward(dout))]
     sizes = [(1, heads, rows * world, 64) for heads in (4, 2, 2)]
-    ledger = rs.plan(*sizes, dtype=kind, mask=rs.causal(), shard_map=smap, exchange=exchange).ledger().rank(rank)
+    ledger = rs.plan(*sizes, dtype=kind, **how).ledger().rank(rank)
     sums = 4 * rows * 64 * 4 if dtype == "bfloat16" else 0
     pair = 2 * 2 * rows * 64
-    late = {"p2p": 0, "all_to_all": pair * 4, "all_gather": world * pair * leaves[0].element_size()}[exchange]
+    late = {"p2p": 0, "all_to_all": pair * 4, "all_gather": (world + 1) * pair * leaves[0].element_size()}[exchange]
     early = pair * leaves[0].element_size() if exchange == "all_gather" else 0
     # Gradients of K and V that stay at home; the ring's collective sends them off with the first step.
     stays_home = dtype == "bfloat16" and (world == 1 or exchange != "all_to_all")

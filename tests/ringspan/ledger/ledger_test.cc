@@ -82,8 +82,8 @@ TEST_P(LedgerTest, EqualsTheFormulaOfEachExchange) {
   for (const Exchange exchange : {Exchange::kAllToAll, Exchange::kP2p, Exchange::kAllGather}) {
     const Plan plan = plan_for(p, map, exchange);
     for (int64_t rank = 0; rank < world(); ++rank) {
-      // Ring: K/V of all ranks but the next pass through; gradients of all (collective) or of all but the own (p2p).
-      // Gather: all shards as long as the longest; gradients of all but the own.
+      // Ring: K/V of all ranks but the next one pass through; gradients of all (collective) or of all but the own
+      // (p2p). Gather: all shards as long as the longest; gradients of all but the own.
       const int64_t ring_rows = kSeqLen - rows_of(map, (rank + 1) % world());
       const int64_t kv_rows = exchange == Exchange::kAllGather ? (world() - 1) * longest : world() == 1 ? 0 : ring_rows;
       const int64_t grad_rows = world() == 1 ? 0 : kSeqLen - (exchange == Exchange::kAllToAll ? 0 : rows_of(map, rank));

@@ -45,8 +45,8 @@ class Witness : public SlotBook {
     live_.insert(journey.received.block);
     if (journey.sent.block != kNoBlock) use(journey.sent);
     for (const MessagePart& part : journey.packed) use(part.area);
-    seen_ += concat(journey.is_packed ? "pack " : "send ", journey.sent.bytes, ", receive ", journey.received.bytes,
-                    journey.is_gathered ? " by all, " : ", ");
+    seen_ += concat(journey.packed.empty() ? "send " : "pack ", journey.sent.bytes, ", receive ",
+                    journey.received.bytes, journey.is_gathered ? " by all, " : ", ");
   }
   void on_finish(const std::vector<const Journey*>& journeys) override {
     for (const Journey* journey : journeys) {
