@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from npu_cases import Call, kept, prefix_mask, upper
-from test_contract import tnd
+from test_npu_ops import tnd
 
 EXCHANGES = ["all_to_all", "all_gather", "p2p"]
 LIMITS = {"out": 1e-5, "max": 1e-5, "sum": 1e-5}

@@ -7,7 +7,7 @@ import itertools
 import pytest
 import torch
 from npu_cases import Call, upper
-from test_contract import tnd
+from test_npu_ops import tnd
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import ringspan  # noqa: F401  registers the ops
