@@ -1,5 +1,6 @@
 # make demo   train a small model in one process and over two, and compare     (sets everything up by itself)
 # make test   all tests, C++ and Python                                        (sets everything up by itself)
+# make test-quick  the C++ tests and some Python tests of every front, in under three minutes on two cores
 # make build  leave .venv with the package installed
 # make test-matrix  PyTorch's context parallelism in every combination
 # make test-clients accelerate, transformers, torchtitan and diffusers under context parallelism, against one process
@@ -36,7 +37,7 @@ PYTHON_FILES := $(shell find python -name '*.py' -o -name '*.json' -o -name '*.j
 CXX_FILES = $(shell find ringspan cli binding tests bench examples -name '*.h' -o -name '*.cc')
 PYTHON_FOLDERS := python tests bench docs examples tools
 
-.PHONY: build demo test test-core test-python test-matrix test-clients soak soak-core soak-python bench check lint layers build-tests isa-symbols
+.PHONY: build demo test test-core test-python test-quick test-matrix test-clients soak soak-core soak-python bench check lint layers build-tests isa-symbols
 .PHONY: asan tsan format clean
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
@@ -93,6 +94,10 @@ test-core: build-tests
 
 test-python: test-core $(STAMPS)/models
 	$(BIN)/python -m pytest
+
+# Those of transformers run where it is installed.
+test-quick: test-core
+	$(BIN)/python -m pytest --quick
 
 # Every combination of the requirement's test matrix, on 2 and 4 ranks; `make test` runs a spread of it.
 test-matrix: $(STAMPS)/package

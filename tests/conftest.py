@@ -17,10 +17,12 @@ import pytest
 import torch
 from ringspan.bench.host import describe_host
 
-for folder in ("python", "multiproc"):
+for folder in ("", "python", "multiproc"):
     sys.path.insert(0, str(Path(__file__).parent / folder))
 
 from pool import Pool  # noqa: E402  found by the paths above
+
+from quick import QUICK  # noqa: E402
 
 torch.set_num_threads(1)
 
@@ -45,6 +47,32 @@ def pytest_report_header() -> str:
     """A failure elsewhere may be one of its machine."""
     about = describe_host()
     return f"{about['cpu']}, {about['cores']} cores, {about['instruction_set']}, torch {about['torch']}"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """The option of `make test-quick`."""
+    parser.addoption("--quick", action="store_true", help="some tests of every front: those that tests/quick.py names")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """What is not to run is not imported."""
+    if not config.getoption("--quick") or collection_path.is_dir():
+        return None
+    return collection_path.relative_to(ROOT / "tests").as_posix() not in QUICK or None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves out the tests of a file that are not among its quick ones."""
+    if not config.getoption("--quick"):
+        return
+    chosen = [item for item in items if _is_quick(item)]
+    config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
+    items[:] = chosen
+
+
+def _is_quick(item: pytest.Item) -> bool:
+    names = QUICK[item.path.relative_to(ROOT / "tests").as_posix()]
+    return (names is None or item.name.partition("[")[0] in names) and item.get_closest_marker("slow") is None
 
 
 @pytest.fixture(scope="session")

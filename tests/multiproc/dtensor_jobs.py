@@ -26,11 +26,11 @@ MAPS = {"contiguous": rs.ShardMap.contiguous, "head_tail": rs.ShardMap.head_tail
 
 @dataclass(frozen=True)
 class OnMesh:
-    """One call. `lying`: per mesh axis where query lies (R, B, N, S); `kv_lying` the same for key and value."""
+    """One call. `roles`: what each mesh axis shares out of query (R, B, N, S); `kv_roles`: of key and value."""
 
     shape: tuple[int, ...]
-    lying: str
-    kv_lying: str | None = None
+    roles: str
+    kv_roles: str | None = None
     layout: str = "BNSD"
     split: str = "contiguous"
     batch: int = 2
@@ -66,18 +66,18 @@ def from_layout(x: torch.Tensor, layout: str, heads: int) -> np.ndarray:
     return cases.from_layout(x.detach().double(), layout, heads).numpy()
 
 
-def placements(lying: str, layout: str) -> list:
+def placements(roles: str, layout: str) -> list:
     """Placements of query, key and value."""
     heads = layout.index("N") if "N" in layout else 2
     where = {"R": Replicate(), "N": Shard(heads), "S": Shard(layout.index("T" if layout == "TND" else "S"))}
     if "B" in layout:
         where["B"] = Shard(layout.index("B"))
-    return [where[letter] for letter in lying]
+    return [where[letter] for letter in roles]
 
 
-def order_of(split: str, length: int, lying: str, shape: tuple[int, ...]) -> np.ndarray:
+def order_of(split: str, length: int, roles: str, shape: tuple[int, ...]) -> np.ndarray:
     """Positions of the rows of the whole DTensor."""
-    world = shape[lying.index("S")] if "S" in lying else 1
+    world = shape[roles.index("S")] if "S" in roles else 1
     smap = MAPS[split](length, world)
     return np.concatenate([smap.positions(rank).numpy() for rank in range(world)])
 
@@ -113,9 +113,9 @@ def run_case(
     mesh = mesh_for(group, case.shape)
     inputs, right = expected(case, keep, **changes)
     orders = [
-        order_of(case.split, n, case.lying, case.shape) for n in (case.q_len, case.kv_len, case.kv_len, case.q_len)
+        order_of(case.split, n, case.roles, case.shape) for n in (case.q_len, case.kv_len, case.kv_len, case.q_len)
     ]
-    wheres = [placements(lying, case.layout) for lying in (case.lying, *[case.kv_lying or case.lying] * 2)]
+    wheres = [placements(roles, case.layout) for roles in (case.roles, *[case.kv_roles or case.roles] * 2)]
     q, k, v, dout = (
         to_layout(x[:, :, order], case.layout, case.dtype) for x, order in zip(inputs, orders, strict=True)
     )
@@ -177,9 +177,9 @@ def _enabled(split: str, run: Callable[[], dict], always: bool = False) -> dict:
         rs.disable_cp_dtensor_dispatcher()
 
 
-def operands(group: dist.ProcessGroup, shape: tuple[int, ...], lying: str) -> dict[str, float]:
+def operands(group: dist.ProcessGroup, shape: tuple[int, ...], roles: str) -> dict[str, float]:
     """Sink, bias of all shapes, bool mask, per-entry documents, softcap and dropout, with their gradients."""
-    case = OnMesh(shape, lying, causal=False, batch=4, q_len=8, kv_len=8)
+    case = OnMesh(shape, roles, causal=False, batch=4, q_len=8, kv_len=8)
     mesh = mesh_for(group, shape)
     source = np.random.default_rng(7)
     sink, bias = source.standard_normal(4), source.standard_normal((4, 1, 8, 8))
@@ -191,7 +191,7 @@ def operands(group: dist.ProcessGroup, shape: tuple[int, ...], lying: str) -> di
     inputs, right = expected(
         case, keep, sink=sink, bias=everything, softcap=3.0, dropped=dropped, dropout_p=0.25,
     )  # fmt: skip
-    where = placements(lying, "BNSD")
+    where = placements(roles, "BNSD")
     q, k, v, dout = (torch.from_numpy(x) for x in inputs)
     leaves = [distributed(x, mesh, where) for x in (q, k, v)]
     extra = [distributed(torch.from_numpy(x), mesh, [Replicate()] * mesh.ndim) for x in (sink, bias, shared)]
@@ -409,9 +409,9 @@ def compiled_contract(group: dist.ProcessGroup, backend: str) -> dict[str, Any]:
     return found
 
 
-def contract_operands(group: dist.ProcessGroup, shape: tuple[int, ...], lying: str) -> dict[str, float]:
+def contract_operands(group: dist.ProcessGroup, shape: tuple[int, ...], roles: str) -> dict[str, float]:
     """fusion_attention_v3 with pse, sink, a full mask and dropout: results, and the gradients of all."""
-    case = OnMesh(shape, lying, causal=False, batch=4, q_len=8, kv_len=8)
+    case = OnMesh(shape, roles, causal=False, batch=4, q_len=8, kv_len=8)
     mesh = mesh_for(group, shape)
     source = np.random.default_rng(11)
     pse, sink = source.standard_normal((1, 4, 8, 8)), source.standard_normal(4)
@@ -423,7 +423,7 @@ def contract_operands(group: dist.ProcessGroup, shape: tuple[int, ...], lying: s
         torch.manual_seed(5)
         inputs, _ = expected(case, keep_of(case), scale=1.0)
         q, k, v, dout = (torch.from_numpy(x).float() for x in inputs)
-        leaves = [distributed(x, mesh, placements(lying, "BNSD")) for x in (q, k, v)]
+        leaves = [distributed(x, mesh, placements(roles, "BNSD")) for x in (q, k, v)]
         extra = [distributed(torch.from_numpy(x).float(), mesh, everywhere) for x in (pse, sink)]
         out, _, _, _, seed, offset = OPS.fusion_attention_v3(
             *leaves, 4, "BNSD", pse=extra[0], sink=extra[1], atten_mask=torch.from_numpy(masked), sparse_mode=1,
@@ -445,16 +445,16 @@ def contract_operands(group: dist.ProcessGroup, shape: tuple[int, ...], lying: s
     return {name: relative(x, wanted) for name, x, wanted in zip(names, whole, rights, strict=True)}
 
 
-def contract_documents(group: dist.ProcessGroup, lying: str) -> float:
+def contract_documents(group: dist.ProcessGroup, roles: str) -> float:
     """TND with documents that cross ranks; versions 1 and 2 give the same as 3."""
     world = group.size()
-    case = OnMesh((world,), lying, layout="TND", batch=1, dtype="float32")
+    case = OnMesh((world,), roles, layout="TND", batch=1, dtype="float32")
     mesh = mesh_for(group, case.shape)
     ends = torch.tensor([5, 5, 12])
     ids = np.array([1] * 5 + [2] * 7)
     keep = (ids[:, None] == ids[None])[None] & keep_of(case)
     inputs, right = expected(case, keep, scale=1.0)
-    leaves = [distributed(to_layout(x, "TND", "float32"), mesh, placements(lying, "TND")) for x in inputs[:3]]
+    leaves = [distributed(to_layout(x, "TND", "float32"), mesh, placements(roles, "TND")) for x in inputs[:3]]
     triangle = torch.ones(2048, 2048, dtype=torch.bool).triu(1)
     keywords = {"atten_mask": triangle, "sparse_mode": 3, "softmax_layout": "TND"}
     rs.enable_cp_dtensor_dispatcher()

@@ -23,12 +23,12 @@ MESHES = [
 @pytest.mark.parametrize("layout", ["BNSD", "BSND", "BSH", "SBH", "TND"])
 @pytest.mark.parametrize("job", ["attention", "contract"])
 def test_every_mesh_and_layout(pool, job, layout):
-    for shape, lying in MESHES:
+    for shape, roles in MESHES:
         world = 4 if len(shape) > 1 else shape[0]
-        if layout == "TND" and ("B" in lying or job == "contract"):
+        if layout == "TND" and ("B" in roles or job == "contract"):
             continue
         case = OnMesh(
-            shape, lying, layout=layout, batch=1 if layout == "TND" else 2, v_dim=8 if job == "contract" else 5
+            shape, roles, layout=layout, batch=1 if layout == "TND" else 2, v_dim=8 if job == "contract" else 5
         )
         case = case if job == "attention" else OnMesh(**{**vars(case), "dtype": "float32"})
         answers = pool.run(f"dtensor_jobs:{job}", world, case=case)
@@ -59,10 +59,10 @@ def test_a26_uneven_shards_are_exact(pool, job, length):
 def test_queries_and_keys_of_different_lengths_and_places(pool):
     cases = [
         OnMesh((2,), "S", q_len=6, kv_len=14),
-        OnMesh((2,), "R", kv_lying="S"),
-        OnMesh((2,), "S", kv_lying="R"),
-        OnMesh((2,), "N", kv_lying="S"),
-        OnMesh((2, 2), "SB", kv_lying="RB"),
+        OnMesh((2,), "R", kv_roles="S"),
+        OnMesh((2,), "S", kv_roles="R"),
+        OnMesh((2,), "N", kv_roles="S"),
+        OnMesh((2, 2), "SB", kv_roles="RB"),
         OnMesh((2, 2), "SS"),
         # Heads and entries that two ranks cannot share equally.
         OnMesh((2,), "N", q_heads=3, kv_heads=3),
@@ -75,10 +75,10 @@ def test_queries_and_keys_of_different_lengths_and_places(pool):
 
 
 @pytest.mark.parametrize(
-    ("shape", "lying"), [((2,), "S"), ((2,), "N"), ((2,), "B"), ((2, 2), "BS"), ((2, 2), "NS"), ((2, 2), "BN")]
+    ("shape", "roles"), [((2,), "S"), ((2,), "N"), ((2,), "B"), ((2, 2), "BS"), ((2, 2), "NS"), ((2, 2), "BN")]
 )
-def test_per_row_per_head_and_per_pair_operands(pool, shape, lying):
-    for answer in pool.run("dtensor_jobs:operands", 4 if len(shape) > 1 else 2, shape=shape, lying=lying):
+def test_per_row_per_head_and_per_pair_operands(pool, shape, roles):
+    for answer in pool.run("dtensor_jobs:operands", 4 if len(shape) > 1 else 2, shape=shape, roles=roles):
         assert max(answer.values()) <= EXACT, answer
 
 
@@ -146,15 +146,15 @@ def test_the_contract_compiles_on_contiguous_dtensors(pool, backend):
         assert "not contiguous along the sequence is traced by torch.compile" in found["head_tail"]
 
 
-@pytest.mark.parametrize(("shape", "lying"), [((2,), "S"), ((2,), "N"), ((2,), "B"), ((2, 2), "BS"), ((2, 2), "NS")])
-def test_contract_operands(pool, shape, lying):
-    for answer in pool.run("dtensor_jobs:contract_operands", 4 if len(shape) > 1 else 2, shape=shape, lying=lying):
+@pytest.mark.parametrize(("shape", "roles"), [((2,), "S"), ((2,), "N"), ((2,), "B"), ((2, 2), "BS"), ((2, 2), "NS")])
+def test_contract_operands(pool, shape, roles):
+    for answer in pool.run("dtensor_jobs:contract_operands", 4 if len(shape) > 1 else 2, shape=shape, roles=roles):
         assert max(answer.values()) <= ROUNDED, answer
 
 
 def test_contract_documents_and_older_versions(pool):
-    for lying in ("S", "N"):
-        assert max(pool.run("dtensor_jobs:contract_documents", 2, lying=lying)) <= ROUNDED
+    for roles in ("S", "N"):
+        assert max(pool.run("dtensor_jobs:contract_documents", 2, roles=roles)) <= ROUNDED
 
 
 def test_ranks_outside_the_mesh_get_nothing(pool):

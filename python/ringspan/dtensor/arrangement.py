@@ -31,7 +31,7 @@ OPERANDS = ("query", "key", "value")
 
 
 @dataclass(frozen=True)
-class Place:
+class Sharding:
     """Where a whole tensor lies on the mesh, and where the gradient does that each rank gets for its part."""
 
     mesh: DeviceMesh
@@ -67,17 +67,17 @@ class Arrangement:
 
     sizes: Sizes
     roles: Roles
-    operands: dict[str, Place]  # query, key, value
-    out: Place
-    stats: Place
-    slots: Place  # the statistics of the contract's ops
-    seed: Place
-    nothing: Place  # gradients that there are none of
+    operands: dict[str, Sharding]  # query, key, value
+    out: Sharding
+    stats: Sharding
+    slots: Sharding  # the statistics of the contract's ops
+    seed: Sharding
+    nothing: Sharding  # gradients that there are none of
 
 
-def place_of(roles: Roles, axes: TensorAxes, shape: Sequence[int], dtype: torch.dtype) -> Place:
+def sharding_of(roles: Roles, axes: TensorAxes, shape: Sequence[int], dtype: torch.dtype) -> Sharding:
     """Where a tensor with these axes lies."""
-    return Place(roles.mesh, roles.placements(axes), roles.gradient_placements(axes), tuple(shape), dtype)
+    return Sharding(roles.mesh, roles.placements(axes), roles.gradient_placements(axes), tuple(shape), dtype)
 
 
 def arrange(query: DTensor, key: DTensor, value: DTensor, layout: str, num_heads: int | None) -> Arrangement:
@@ -87,32 +87,32 @@ def arrange(query: DTensor, key: DTensor, value: DTensor, layout: str, num_heads
     """
     # dynamo would ignore a cache, with a warning; sizes that are symbols have no hash.
     if torch.compiler.is_compiling() or not (type(query.numel()) is type(key.numel()) is type(value.numel()) is int):
-        lying = [(tensor.placements, tensor.shape, tensor.dtype) for tensor in (query, key, value)]
-        return _arrange(lying, query.device_mesh, layout, num_heads)
+        operands = [(tensor.placements, tensor.shape, tensor.dtype) for tensor in (query, key, value)]
+        return _arrange(operands, query.device_mesh, layout, num_heads)
     spec = spec_in(query)
     return _remembered(id(spec.mesh), spec, spec_in(key), spec_in(value), layout, num_heads)
 
 
-Lying = tuple[tuple[Placement, ...], Sequence[int], torch.dtype]
+OperandMeta = tuple[tuple[Placement, ...], Sequence[int], torch.dtype]
 
 
-def _arrange(operands: Sequence[Lying], mesh: DeviceMesh, layout: str, num_heads: int | None) -> Arrangement:
+def _arrange(operands: Sequence[OperandMeta], mesh: DeviceMesh, layout: str, num_heads: int | None) -> Arrangement:
     query_shape, key_shape, value_shape = (shape for _, shape, _ in operands)
     sizes = read_sizes(query_shape, key_shape, value_shape, layout, num_heads)
     roles = choose_roles(mesh, [placements for placements, _, _ in operands], sizes, layout)
     axes = axes_of_layout(layout)
-    places = [place_of(roles, axes, shape, dtype) for _, shape, dtype in operands]
-    query = places[0]
+    shardings = [sharding_of(roles, axes, shape, dtype) for _, shape, dtype in operands]
+    query = shardings[0]
     rows, axes_of_rows = stats_shape(sizes, layout), axes_of_stats(layout)
     return Arrangement(
         sizes,
         roles,
-        dict(zip(OPERANDS, places, strict=True)),
-        place_of(roles, axes, out_shape(query.shape, sizes, layout), query.dtype),
-        place_of(roles, axes_of_rows, rows, torch.float64 if query.dtype == torch.float64 else torch.float32),
-        place_of(roles, axes_of_rows, [*rows, STAT_SLOTS], torch.float32),
-        place_of(roles, {}, [1], torch.int64),
-        place_of(roles, {}, [0], query.dtype),
+        dict(zip(OPERANDS, shardings, strict=True)),
+        sharding_of(roles, axes, out_shape(query.shape, sizes, layout), query.dtype),
+        sharding_of(roles, axes_of_rows, rows, torch.float64 if query.dtype == torch.float64 else torch.float32),
+        sharding_of(roles, axes_of_rows, [*rows, STAT_SLOTS], torch.float32),
+        sharding_of(roles, {}, [1], torch.int64),
+        sharding_of(roles, {}, [0], query.dtype),
     )
 
 
@@ -120,5 +120,5 @@ def _arrange(operands: Sequence[Lying], mesh: DeviceMesh, layout: str, num_heads
 # keeps alive, because meshes that compare equal may have different groups.
 @functools.lru_cache(maxsize=1024, typed=True)
 def _remembered(mesh_id: int, query: Any, key: Any, value: Any, layout: str, num_heads: int | None) -> Arrangement:
-    lying = [(spec.placements, spec.tensor_meta.shape, spec.tensor_meta.dtype) for spec in (query, key, value)]
-    return _arrange(lying, query.mesh, layout, num_heads)
+    operands = [(spec.placements, spec.tensor_meta.shape, spec.tensor_meta.dtype) for spec in (query, key, value)]
+    return _arrange(operands, query.mesh, layout, num_heads)

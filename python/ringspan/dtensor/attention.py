@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from ringspan.call import Given, Sizes
-from ringspan.dtensor.arrangement import OPERANDS, Arrangement, Place, arrange, place_of
+from ringspan.dtensor.arrangement import OPERANDS, Arrangement, Sharding, arrange, sharding_of
 from ringspan.dtensor.operands import (
     as_dtensors,
     check_rows,
@@ -43,9 +43,9 @@ def attend_on_dtensors(given: Given) -> Tensor | tuple[Tensor, Stats]:
     query, key, value = (tensors[name] for name in OPERANDS)
     arrangement = arrange(query, key, value, given["layout"], given["num_heads"])
     roles = arrangement.roles
-    places = arrangement.operands | _places_of_others(tensors, given, roles)
-    placed = [in_place(name, tensors[name], place) for name, place in places.items()]
-    parts = dict(zip(places, local_parts(placed, list(places.values())), strict=True))
+    shardings = arrangement.operands | _shardings_of_others(tensors, given, roles)
+    placed = [in_place(name, tensors[name], sharding) for name, sharding in shardings.items()]
+    parts = dict(zip(shardings, local_parts(placed, list(shardings.values())), strict=True))
     group = roles.sequence_group() if takes_part(mesh) else None
     local = dict(given) | parts
     local |= _local_choices(given, arrangement, split_in_effect()) | _local_pairs(given, arrangement.sizes, parts)
@@ -95,9 +95,9 @@ def _map(given: ShardMap | None, rows: int, world: int, split: Split) -> ShardMa
     return map_of(split.make_map, rows, world) if given is None else check_rows(given, rows, world)
 
 
-def _places_of_others(tensors: dict[str, DTensor], given: Given, roles: Roles) -> dict[str, Place]:
+def _shardings_of_others(tensors: dict[str, DTensor], given: Given, roles: Roles) -> dict[str, Sharding]:
     """Where sink, mask and bias lie, each by the axes that it has for itself."""
-    places = {}
+    shardings = {}
     for name, tensor in tensors.items():
         if name in OPERANDS:
             continue
@@ -107,12 +107,12 @@ def _places_of_others(tensors: dict[str, DTensor], given: Given, roles: Roles) -
             axes = axes_of_slopes(tensor)
         else:
             axes = axes_of_pairs(tensor.shape)
-        places[name] = place_of(roles, axes, tensor.shape, tensor.dtype)
-    return places
+        shardings[name] = sharding_of(roles, axes, tensor.shape, tensor.dtype)
+    return shardings
 
 
 def _local_pairs(given: Given, sizes: Sizes, parts: dict[str, Tensor]) -> dict[str, Any]:
-    """Masks and biases are this rank's parts; places stay those of the whole call."""
+    """Masks and biases are this rank's parts; positions stay those of the whole call."""
     found: dict[str, Any] = {}
     if isinstance(given["bias"], Alibi):
         found["bias"] = replace(given["bias"], slopes=parts["bias"])

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate
 
 from ringspan.call import AXES
-from ringspan.dtensor.arrangement import OPERANDS, Place, arrange, place_of
+from ringspan.dtensor.arrangement import OPERANDS, Sharding, arrange, sharding_of
 from ringspan.dtensor.operands import as_dtensor, common_mesh, in_place, map_of, takes_part
 from ringspan.dtensor.peers import tell_group_of
 from ringspan.dtensor.placements import SINK_AXES, Role, axes_of_pairs, axes_of_slopes
@@ -54,16 +54,16 @@ class _Placed:
         query, key, value = (as_dtensor(name, named[name], self.mesh) for name in OPERANDS)
         layout = given.input_layout.upper()
         self.arrangement = arrange(query, key, value, layout, _checked_heads(given, layout))
-        self.places = self.arrangement.operands.copy()
+        self.shardings = self.arrangement.operands.copy()
         for name in _MASKS:
             if named[name] is not None:
-                self.places[name] = self._place_of_mask(name, named[name])
+                self.shardings[name] = self._sharding_of_mask(name, named[name])
         for name in results:
             is_part = name in _KEPT and given.are_parts
             if named[name] is not None and not is_part:
-                self.places[name] = self.arrangement.slots if name in _STATISTICS else self.arrangement.out
+                self.shardings[name] = self.arrangement.slots if name in _STATISTICS else self.arrangement.out
 
-    def _place_of_mask(self, name: str, tensor: Tensor) -> Place:
+    def _sharding_of_mask(self, name: str, tensor: Tensor) -> Sharding:
         if name == "sink":
             axes = SINK_AXES
         elif name == "atten_mask" and self.given.sparse_mode >= _FIRST_COMPRESSED_MODE:
@@ -72,17 +72,17 @@ class _Placed:
             axes = axes_of_slopes(tensor)
         else:
             axes = axes_of_pairs(tensor.shape)
-        return place_of(self.arrangement.roles, axes, tensor.shape, tensor.dtype)
+        return sharding_of(self.arrangement.roles, axes, tensor.shape, tensor.dtype)
 
     def local(self, name: str) -> Tensor:
         """This rank's part of an argument. What the forward took plain, its backward takes plain."""
         was_accepted = self.is_backward and name in _MASKS
-        return local_of(in_place(name, self.named[name], self.places[name], was_accepted))
+        return local_of(in_place(name, self.named[name], self.shardings[name], was_accepted))
 
     def arguments(self) -> Any:
         """All arguments of the op for this rank."""
         given, roles = self.given, self.arrangement.roles
-        changed: dict[str, Any] = {name: self.local(name) for name in self.places}
+        changed: dict[str, Any] = {name: self.local(name) for name in self.shardings}
         for name in _SMALL:
             small = getattr(given, name)
             if isinstance(small, DTensor):
@@ -128,7 +128,7 @@ def _telling(given: Any) -> Telling:
 
 def _whole(small: DTensor) -> Tensor:
     """Seeds and lengths, which may come as DTensors."""
-    return local_of(small) if all(place == Replicate() for place in small.placements) else small.full_tensor()
+    return local_of(small) if all(one == Replicate() for one in small.placements) else small.full_tensor()
 
 
 def _forward(op: Any, given: Any) -> tuple[Any, ...]:
@@ -162,14 +162,14 @@ def _backward(op: Any, given: Any) -> tuple[Tensor, ...]:
     placed = _Placed(given, _RESULTS)
     if not takes_part(placed.mesh):
         return given.query, given.key, given.value, given.query, given.query
-    places, nothing = placed.places, placed.arrangement.nothing
+    shardings, nothing = placed.shardings, placed.arrangement.nothing
     local = placed.arguments()
     with _telling(local):
         *gradients, dpse, dsink = op(*local)
-        results = [places[name].wrap_gradient(gradient) for name, gradient in zip(OPERANDS, gradients, strict=True)]
+        results = [shardings[name].wrap_gradient(gradient) for name, gradient in zip(OPERANDS, gradients, strict=True)]
         for name, gradient in (("pse", dpse), ("sink", dsink)):
-            is_part = name in places and gradient.numel()
-            results.append(places[name].wrap_gradient(gradient) if is_part else nothing.wrap(gradient))
+            is_part = name in shardings and gradient.numel()
+            results.append(shardings[name].wrap_gradient(gradient) if is_part else nothing.wrap(gradient))
     return tuple(results)
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate
 
-from ringspan.dtensor.arrangement import OPERANDS, Place
+from ringspan.dtensor.arrangement import OPERANDS, Sharding
 from ringspan.dtensor.placements import chunk_rows
 from ringspan.dtensor.private import allows_implicit_replication, contiguous_stride, local_of
 from ringspan.shard_map import ShardMap
@@ -61,31 +61,31 @@ def as_dtensors(named: dict[str, Any], mesh: DeviceMesh) -> dict[str, DTensor]:
     }
 
 
-def in_place(name: str, tensor: Tensor, place: Place, was_accepted: bool = False) -> DTensor:
+def in_place(name: str, tensor: Tensor, sharding: Sharding, was_accepted: bool = False) -> DTensor:
     """Where it is to lie, by redistribution if it lies elsewhere."""
-    given = as_dtensor(name, tensor, place.mesh, was_accepted)
-    if given.placements == place.placements:
+    given = as_dtensor(name, tensor, sharding.mesh, was_accepted)
+    if given.placements == sharding.placements:
         return given
     # In the contract's rules, below autograd, PyTorch 2.12 cannot redistribute what requires grad: DTensor has no rule
     # of detach_ there.
     source: Any = given if torch.is_grad_enabled() else given.detach()
-    return source.redistribute(placements=place.placements)
+    return source.redistribute(placements=sharding.placements)
 
 
 class _LocalParts(torch.autograd.Function):
     """`to_local` of several DTensors in one node of the graph."""
 
     @staticmethod
-    def forward(ctx: Any, places: Sequence[Place], *tensors: DTensor) -> tuple[Tensor, ...]:
-        ctx.places = places
+    def forward(ctx: Any, shardings: Sequence[Sharding], *tensors: DTensor) -> tuple[Tensor, ...]:
+        ctx.shardings = shardings
         ctx.set_materialize_grads(False)
         return tuple(local_of(tensor).detach() for tensor in tensors)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Any, ...]:
         whole = (
-            None if gradient is None else place.wrap_gradient(gradient)
-            for gradient, place in zip(gradients, ctx.places, strict=True)
+            None if gradient is None else sharding.wrap_gradient(gradient)
+            for gradient, sharding in zip(gradients, ctx.shardings, strict=True)
         )
         return None, *whole
 
@@ -94,44 +94,44 @@ class _Wholes(torch.autograd.Function):
     """`from_local` of several tensors in one node of the graph."""
 
     @staticmethod
-    def forward(ctx: Any, places: Sequence[Place], *tensors: Tensor) -> tuple[DTensor, ...]:
-        ctx.places = places
+    def forward(ctx: Any, shardings: Sequence[Sharding], *tensors: Tensor) -> tuple[DTensor, ...]:
+        ctx.shardings = shardings
         ctx.set_materialize_grads(False)
-        return tuple(place.wrap(tensor.detach()) for tensor, place in zip(tensors, places, strict=True))
+        return tuple(sharding.wrap(tensor.detach()) for tensor, sharding in zip(tensors, shardings, strict=True))
 
     @staticmethod
     def backward(ctx: Any, *gradients: DTensor | None) -> tuple[Any, ...]:
         parts = []
-        for gradient, place in zip(gradients, ctx.places, strict=True):
-            if gradient is not None and gradient.placements != place.placements:
-                gradient = gradient.redistribute(placements=place.placements)
+        for gradient, sharding in zip(gradients, ctx.shardings, strict=True):
+            if gradient is not None and gradient.placements != sharding.placements:
+                gradient = gradient.redistribute(placements=sharding.placements)
             parts.append(None if gradient is None else local_of(gradient))
         return None, *parts
 
 
-def local_parts(tensors: Sequence[DTensor], places: Sequence[Place]) -> Sequence[Tensor]:
-    """This rank's part of each, which lies in its place; their gradients come back as the parts that they are."""
+def local_parts(tensors: Sequence[DTensor], shardings: Sequence[Sharding]) -> Sequence[Tensor]:
+    """This rank's part of each, as its sharding cuts it; their gradients come back as the parts that they are."""
     if torch.compiler.is_compiling():
         return [
-            tensor.to_local(grad_placements=place.gradient_placements)
-            for tensor, place in zip(tensors, places, strict=True)
+            tensor.to_local(grad_placements=sharding.gradient_placements)
+            for tensor, sharding in zip(tensors, shardings, strict=True)
         ]
-    return _LocalParts.apply(places, *tensors) if _is_tracked(tensors) else [local_of(tensor) for tensor in tensors]
+    return _LocalParts.apply(shardings, *tensors) if _is_tracked(tensors) else [local_of(tensor) for tensor in tensors]
 
 
-def wholes(parts: Sequence[Tensor], places: Sequence[Place]) -> Sequence[DTensor]:
-    """Results of this rank, each the part of a whole in its place."""
+def wholes(parts: Sequence[Tensor], shardings: Sequence[Sharding]) -> Sequence[DTensor]:
+    """Results of this rank, each the part of a whole with its sharding."""
     if torch.compiler.is_compiling():
         return [
             DTensor.from_local(
-                local, place.mesh, place.placements, run_check=False,
-                shape=torch.Size(place.shape), stride=contiguous_stride(place.shape),
+                local, sharding.mesh, sharding.placements, run_check=False,
+                shape=torch.Size(sharding.shape), stride=contiguous_stride(sharding.shape),
             )
-            for local, place in zip(parts, places, strict=True)
+            for local, sharding in zip(parts, shardings, strict=True)
         ]  # fmt: skip
     if _is_tracked(parts):
-        return _Wholes.apply(places, *parts)
-    return [place.wrap(local) for local, place in zip(parts, places, strict=True)]
+        return _Wholes.apply(shardings, *parts)
+    return [sharding.wrap(local) for local, sharding in zip(parts, shardings, strict=True)]
 
 
 def _is_tracked(tensors: Sequence[Tensor]) -> bool:

@@ -117,14 +117,14 @@ def choose_roles(mesh: DeviceMesh, placements: Sequence[tuple[Placement, ...]], 
     roles: list[str] = []
     for axis in range(mesh.ndim):
         size = mesh.size(axis)
-        lying = [placement[axis] for placement in placements]
+        current = [placement[axis] for placement in placements]
         best, least = Role.REPLICATE, float("inf")
-        for role in _tried(lying[0], axes):
+        for role in _tried(current[0], axes):
             if role in counts:
                 offered = all(count % (parts[role] * size) == 0 for count in counts[role])
             else:
                 offered = role == Role.REPLICATE or Role.SEQUENCE not in roles
-            cost = _cost_of_all(lying, role, axes, size)
+            cost = _cost_of_all(current, role, axes, size)
             if offered and cost < least:
                 best, least = role, cost
         parts[best] *= size
@@ -132,29 +132,29 @@ def choose_roles(mesh: DeviceMesh, placements: Sequence[tuple[Placement, ...]], 
     return Roles(mesh, tuple(roles), parts)
 
 
-def _tried(lying: Placement, axes: TensorAxes) -> list[str]:
+def _tried(current: Placement, axes: TensorAxes) -> list[str]:
     """All roles that the layout has, the one that the query's placement says first."""
     offered = [Role.REPLICATE, *axes]
     for role, axis in axes.items():
-        if lying == Shard(axis):
+        if current == Shard(axis):
             offered.remove(role)
             offered.insert(0, role)
     return offered
 
 
-def _cost_of_all(lying: Sequence[Placement], role: str, axes: TensorAxes, size: int) -> float:
+def _cost_of_all(current: Sequence[Placement], role: str, axes: TensorAxes, size: int) -> float:
     wanted = Shard(axes[role]) if role in axes else Replicate()
-    return sum(_cost(placement, wanted, size) for placement in lying)
+    return sum(_cost(placement, wanted, size) for placement in current)
 
 
-def _cost(lying: Placement, wanted: Placement, size: int) -> float:
+def _cost(current: Placement, wanted: Placement, size: int) -> float:
     """What each rank receives, in parts of the whole tensor."""
-    if lying in (wanted, Replicate()):
+    if current in (wanted, Replicate()):
         return 0.0
-    if isinstance(lying, Partial):
+    if isinstance(current, Partial):
         return 1.0 if isinstance(wanted, Shard) else 2.0
-    # A _StridedShard is no Shard. PyTorch 2.12 cannot trace `type(lying) is Shard`.
-    return 1.0 / size if isinstance(lying, Shard) and isinstance(wanted, Shard) else 1.0
+    # A _StridedShard is no Shard. PyTorch 2.12 cannot trace `type(current) is Shard`.
+    return 1.0 / size if isinstance(current, Shard) and isinstance(wanted, Shard) else 1.0
 
 
 def chunk_rows(seq_len: int, world: int) -> list[int]:
