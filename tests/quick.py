@@ -1,6 +1,6 @@
-"""What `make test-quick` runs of the Python tests: some of every front, in about a minute and a half of one core.
+"""What `make test-quick` runs of the Python tests: some of every front, in about a minute.
 
-The C++ tests take the rest of its three minutes on two cores. Chosen by the seconds that tests take by themselves.
+With the C++ tests that is under three minutes on two cores. Chosen by the seconds that tests take by themselves.
 """
 
 from __future__ import annotations
