@@ -1,4 +1,4 @@
-// What long work is at, on standard error, and only where that is a terminal: one line that is written over and leaves.
+// Progress of long work: one line on standard error, overwritten in place and erased at the end; only on a terminal.
 #pragma once
 
 #include <chrono>

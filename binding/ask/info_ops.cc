@@ -33,7 +33,7 @@ namespace {
 using at::Tensor;
 using std::string;
 
-// Null where there is nobody to agree with.
+// Null for a group of one rank.
 std::shared_ptr<Agreement> agreement_of(const Group& group) {
   return has_peers(group) ? Agreement::of(group) : nullptr;
 }

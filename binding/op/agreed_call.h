@@ -1,4 +1,4 @@
-// The way of every op from its arguments to a call that all ranks make: checks, then agreement.
+// From an op's arguments to a call that all ranks have agreed on: checks, then agreement. Every op goes this way.
 #pragma once
 
 #include <optional>

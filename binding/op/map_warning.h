@@ -1,4 +1,4 @@
-// The warning of a call that could have had a better shard map and was given none (docs/python.md).
+// A warning where a call without a shard map would be much better balanced with one (docs/python.md).
 #pragma once
 
 #include <cstdint>

@@ -1,3 +1,4 @@
+// Checks of PairInputs before a call: numbers in range, tensors that reach every pair which a tile keeps.
 #pragma once
 
 #include <span>

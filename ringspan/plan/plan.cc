@@ -55,8 +55,9 @@ bool moves_dq(const RankPlan& part) {
   return false;
 }
 
-Plan::Plan(Problem problem, MaskSpec mask, ShardMap q_map, ShardMap kv_map, Schedule schedule, GradRoute grad_route)
-    : problem_(std::move(problem)),
+Plan::Plan(const Problem& problem, MaskSpec mask, ShardMap q_map, ShardMap kv_map, Schedule schedule,
+           GradRoute grad_route)
+    : problem_(problem),
       mask_(std::move(mask)),
       q_map_(std::move(q_map)),
       kv_map_(std::move(kv_map)),

@@ -116,7 +116,7 @@ inline bool is_dq_apart(const Step& step, bool moves_dq) {
 // Holds the question (problem, mask, maps) and answers it rank by rank, each in time of its own steps.
 class Plan {
  public:
-  Plan(Problem problem, MaskSpec mask, ShardMap q_map, ShardMap kv_map, Schedule schedule, GradRoute grad_route);
+  Plan(const Problem& problem, MaskSpec mask, ShardMap q_map, ShardMap kv_map, Schedule schedule, GradRoute grad_route);
 
   const Problem& problem() const { return problem_; }
   const MaskSpec& mask() const { return mask_; }

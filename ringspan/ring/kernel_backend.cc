@@ -1,6 +1,5 @@
 #include "ringspan/ring/kernel_backend.h"
 
-#include <limits>
 #include <utility>
 
 namespace ringspan {
@@ -86,14 +85,13 @@ void KernelForward::attend(const Step& step, bool begins, bool finishes) {
 // The kernel gives the sink to every row. One that holds no position is no row of the sequence: it stays empty, and so
 // adds nothing to the sink's gradient either.
 void KernelForward::empty_padding(const OutputView& output) const {
-  constexpr double kEmpty = -std::numeric_limits<double>::infinity();
   for (int64_t b = 0; b < output.out.batch(); ++b) {
     for (const RowRange& range : part_.q_padding[part_.q_padding.size() == 1 ? 0 : b]) {
       for (int64_t n = 0; n < output.out.heads(); ++n) {
         for (int64_t s = range.begin; s < range.end; ++s) {
-          store_from_double(output.max.row(b, n, s), output.max.dtype, 0, kEmpty);
-          store_from_double(output.sum.row(b, n, s), output.sum.dtype, 0, 0);
-          store_from_double(output.lse.row(b, n, s), output.lse.dtype, 0, kEmpty);
+          store_from_double(output.max.row(b, n, s), output.max.dtype, 0, kEmptyRowMax);
+          store_from_double(output.sum.row(b, n, s), output.sum.dtype, 0, kEmptyRowSum);
+          store_from_double(output.lse.row(b, n, s), output.lse.dtype, 0, kEmptyRowMax);
         }
       }
     }

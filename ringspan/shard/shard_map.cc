@@ -151,7 +151,8 @@ ShardMap ShardMap::from_segments(int64_t seq_len, std::vector<std::vector<std::v
     RINGSPAN_CHECK(segments[batch].size() == world, "shard map: batch ", batch, " has ", segments[batch].size(),
                    " ranks and batch 0 has ", world, "; all have the same ranks");
     for (size_t rank = 0; rank < world; ++rank) {
-      for (const Segment& segment : segments[batch][rank]) check_segment(seq_len, batch, rank, segment);
+      for (const Segment& segment : segments[batch][rank])
+        check_segment(seq_len, static_cast<int64_t>(batch), static_cast<int64_t>(rank), segment);
     }
   }
   ShardMap map(seq_len, std::move(segments), std::move(local_rows));

@@ -1,5 +1,5 @@
-// picture: what people look at instead of a plan's numbers. The mask in cells with who holds them, and beside it the
-// work or the time of some ranks; written as JSON, which python/ringspan/picture.py draws.
+// Picture: a plan to look at. The mask in cells, with the ranks that hold them, and beside it the work or the time of
+// some ranks; written as JSON, which python/ringspan/picture.py draws.
 //
 //     causal, 256 positions in 128 cells of two, head_tail on 2 ranks: the first and the last cells
 //              K/V held by   0 0 .. 0

@@ -122,9 +122,10 @@ class Planner {
         const ShardMap map = parse_shard_map(name, question_.mask, question_.problem.q_len, world);
         if (std::find(maps.begin(), maps.end(), map) != maps.end()) continue;
         maps.push_back(map);
+        different.push_back(name);
       } catch (const Error&) {
+        different.push_back(name);  // its candidates will say why
       }
-      different.push_back(name);
     }
     return different;
   }

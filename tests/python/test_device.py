@@ -11,7 +11,7 @@ from ringspan.device.npu import ring_merge
 from ringspan.device.rows import Partial, merge
 
 import ringspan as rs
-from ringspan import device, support
+from ringspan import device, names, support
 
 BASE = Case(("causal",), seq_len=13, batch=2, qk_dim=8, v_dim=8, seed=50)
 MASKS = {
@@ -66,7 +66,7 @@ def test_maps_of_one_rank(kind, split):
 
 
 @pytest.mark.parametrize("kind", standins.KINDS)
-@pytest.mark.parametrize("layout", support.LAYOUTS)
+@pytest.mark.parametrize("layout", names.LAYOUTS)
 def test_layouts(kind, layout):
     case = BASE.but(layout=layout, batch=1 if layout == "TND" else 2)
     with standins.accelerator(kind):
@@ -114,7 +114,7 @@ SAMPLES = {
 
 
 @pytest.mark.parametrize("kind", ["npu", "cuda"])
-@pytest.mark.parametrize("feature", [*support.FEATURES, *support.DTYPES])
+@pytest.mark.parametrize("feature", [*support.FEATURES, *names.DTYPES])
 def test_the_table_of_devices(kind, feature):
     case = SAMPLES[feature] if feature in SAMPLES else BASE.but(dtype=feature)
     cell = support.device_cell(feature, kind)

@@ -8,7 +8,7 @@ import judge
 import pytest
 import torch
 from cases import Case
-from ringspan.schedules import SCHEDULES
+from ringspan.names import DTYPES, LAYOUTS, SCHEDULES
 
 import ringspan as rs
 from ringspan import support
@@ -36,7 +36,7 @@ def test_every_feature_has_a_sample():
 @pytest.mark.parametrize("schedule", [*SCHEDULES, "hybrid:1x1", "double_ring:1x1"])
 @pytest.mark.parametrize("feature", SAMPLES)
 def test_every_combination(feature, schedule):
-    combinations = itertools.product(support.LAYOUTS, support.DTYPES)
+    combinations = itertools.product(LAYOUTS, DTYPES)
     cases = [SAMPLES[feature].but(layout=layout, dtype=dtype, schedule=schedule) for layout, dtype in combinations]
     judge.check(None, 1, cases)
 

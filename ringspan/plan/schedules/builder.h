@@ -1,4 +1,4 @@
-// What the files of the schedules build with.
+// Pieces from which schedules are built: rows, tiles, operands and transfers.
 #pragma once
 
 #include <span>
