@@ -1,27 +1,14 @@
-"""Loads the C++ library, which defines the ops `torch.ops.ringspan.*`, and teaches PyTorch's modes about them."""
+"""Teaches PyTorch's modes about the ops."""
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.distributed
 
+import ringspan._library  # noqa: F401  defines the ops
 from ringspan.importing import when_imported
-
-if torch.distributed.is_available():
-    # The shapes of the functional collectives, which the C++ ring calls, are defined in here.
-    import torch.distributed._functional_collectives
-
-
-def _load_library() -> None:
-    """Find `_C` beside this file, or where an editable install keeps it, and load it."""
-    spec = importlib.util.find_spec("ringspan._C")
-    if spec is None or spec.origin is None:
-        raise ImportError("ringspan's compiled part (_C) is missing; install the package with pip, or run `make build`")
-    torch.ops.load_library(spec.origin)
 
 
 def _rule_of_visible(visible: torch._ops.OpOverload) -> Callable[..., Any]:
@@ -61,7 +48,6 @@ def let_see_inside(mode: type) -> None:
         torch.library.register_torch_dispatch(op.default, mode, _rule_of_visible(visible.default))
 
 
-_load_library()
 # Loaded here, because the kernels of the step ops belong to the library as its C++ ones do.
 import ringspan.device.accelerators  # noqa: E402, F401
 

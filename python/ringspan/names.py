@@ -6,7 +6,7 @@ import re
 
 import torch
 
-import ringspan._ops  # noqa: F401  defines the ops
+import ringspan._library  # noqa: F401  defines the ops
 
 _NAMES = torch.ops.ringspan._names()
 _LIMITS = torch.ops.ringspan._limits()

@@ -92,11 +92,11 @@ std::vector<std::string> validate(const Plan& plan, std::span<const RankPlan> pa
   detail::Faults faults;
   if (!belong(plan, parts, mask, faults)) return faults.take();
   for (const RankPlan& part : parts) prove_heads(part, faults);
-  constexpr std::array passes{detail::Pass::kForward, detail::Pass::kBackward};
-  for (const detail::Pass pass : passes) detail::prove_transfers(parts, pass, faults);
+  constexpr std::array kPasses{detail::Pass::kForward, detail::Pass::kBackward};
+  for (const detail::Pass pass : kPasses) detail::prove_transfers(parts, pass, faults);
   // What follows looks into buffers, which must be what the transfers say.
   if (faults.any()) return faults.take();
-  for (const detail::Pass pass : passes) {
+  for (const detail::Pass pass : kPasses) {
     prove_work(plan, mask, pass, detail::prove_flow(plan, parts, pass, faults), faults);
   }
   return faults.take();

@@ -118,7 +118,7 @@ def test_tables_need_not_be_dense():
         (spec_of(4, [BANDS, 0]), [torch.zeros(2, 5, dtype=torch.int64)], "5 columns; it must have 6"),
         (spec_of(4, [BANDS, 0]), [torch.zeros(2, 6)], "tables are int64"),
         (spec_of(4, [FULL], maps=(9, 0, 0, 0)), [], "shard map kind 9"),
-        (spec_of(4, [FULL], maps=(3, 0, 0, 0)), [torch.tensor([3])], "has 3 positions"),
+        (spec_of(4, [FULL], maps=(3, 0, 0, 0)), [torch.tensor([3])], "add up to 3 positions"),
         (spec_of(4, [FULL], maps=(3, 0, 0, 0)), [torch.tensor([2, 2])], "2 were given for 1 ranks"),
         (spec_of(4, [FULL], maps=(4, 0, 0, 0)), [torch.tensor([[0, 5, 0, 0, 4, 1]]), torch.tensor([4])], "rank 5"),
         (spec_of(4, [FULL], world=2), [], "for 2 ranks and the group has 1"),

@@ -56,6 +56,7 @@ def compiled_schedule(group: dist.ProcessGroup, schedule: str) -> float:
     def call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         return rs.attention(q, k, v, mask=rs.causal(), shard_map=smap, group=group, schedule=schedule)
 
+    torch._dynamo.reset()  # of this code, eight graphs at most are kept
     ways = [call, torch.compile(call, backend="aot_eager", fullgraph=True)]
     ways.append(lambda q, k, v: checkpoint(call, q, k, v, use_reentrant=False))
     results = []

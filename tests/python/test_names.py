@@ -58,7 +58,7 @@ def test_what_is_no_schedule_is_refused_with_all_names(name):
 
 def test_a_number_that_does_not_divide_the_ranks_is_refused_with_both():
     with pytest.raises(ValueError, match="hybrid:3 for a group of 4 ranks: 3 must divide 4"):
-        planned("hybrid:3")
+        planned("hybrid:3").rank(0)
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,14 @@
 """The dispatcher ops in one process: autograd, tracing, autocast, strides, extremes."""
 
+from functools import partial
+
 import numpy as np
 import oracle
 import pytest
 import torch
 from cases import mask_of
-from torch.utils.checkpoint import checkpoint
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 import ringspan as rs
 
@@ -16,6 +19,16 @@ def inputs(q_rows=6, kv_rows=6, heads=(4, 2), dims=(8, 8), dtype=torch.float64, 
     generator = torch.Generator().manual_seed(0)
     shapes = ((heads[0], q_rows, dims[0]), (heads[1], kv_rows, dims[0]), (heads[1], kv_rows, dims[1]))
     return [torch.randn(2, *shape, generator=generator, dtype=dtype).requires_grad_(grad) for shape in shapes]
+
+
+class CountForwards(TorchDispatchMode):
+    """Counts the forwards that are run."""
+
+    number = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.number += func == torch.ops.ringspan.attention_forward.default
+        return func(*args, **(kwargs or {}))
 
 
 def test_gradcheck_of_the_sink():
@@ -141,6 +154,27 @@ def test_autocast_takes_its_dtype(amp):
         assert rs.attention(q.double(), k.double(), v.double()).dtype == torch.float64
         with pytest.raises(ValueError, match="float64"):
             rs.attention(q, k.double(), v)
+
+
+@pytest.mark.parametrize("saved", [True, False])
+def test_a_checkpoint_policy_saves_attention_by_its_name(saved):
+    """docs/training.md names the op; one that is saved is not computed a second time."""
+    q, k, v = inputs()
+    wanted = torch.autograd.grad(rs.attention(q, k, v, mask=rs.causal()).sin().sum(), (q, k, v))
+
+    def policy(_context, op, *_arguments, **_options):
+        is_attention = op == torch.ops.ringspan.attention_forward.default
+        return CheckpointPolicy.MUST_SAVE if saved and is_attention else CheckpointPolicy.MUST_RECOMPUTE
+
+    contexts = partial(create_selective_checkpoint_contexts, policy)
+    with CountForwards() as count:
+        out = checkpoint(
+            lambda *x: rs.attention(*x, mask=rs.causal()).sin(), q, k, v, use_reentrant=False, context_fn=contexts
+        )
+        got = torch.autograd.grad(out.sum(), (q, k, v))
+    assert count.number == (1 if saved else 2)
+    for mine, theirs in zip(got, wanted, strict=True):
+        torch.testing.assert_close(mine, theirs)
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
