@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-import ringspan._library  # noqa: F401  defines the ops
+import ringspan._library
 from ringspan.importing import when_imported
 
 
