@@ -65,8 +65,11 @@ def _options(given: Given, group_name: str | None, shares: Shares) -> dict[str, 
         options["group_name"] = group_name
     if given["sink"] is not None:
         options["sink"] = given["sink"]
-    choices = {"schedule": schedule_of_call(given["schedule"], given["exchange"]), "exchange": given["exchange"]}
-    options |= {name: choice for name, choice in choices.items() if choice != AUTO}
+    schedule, exchange = schedule_of_call(given["schedule"], given["exchange"]), given["exchange"]
+    if schedule != AUTO:
+        options["schedule"] = schedule
+    if exchange != AUTO:
+        options["exchange"] = exchange
     for name in ("assume_agreed", "return_stats"):
         if given[name]:
             options[name] = True
