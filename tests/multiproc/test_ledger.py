@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 import ringspan as rs
+from ringspan import names
 
-EXCHANGES = ["all_to_all", "all_gather", "p2p"]
+EXCHANGES = names.EXCHANGES[1:]  # without auto
 SPLITS = ["contiguous", "head_tail", "striped", "uneven"]
 
 

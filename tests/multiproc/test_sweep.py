@@ -9,8 +9,10 @@ import judge
 import pytest
 from cases import Case
 
+from ringspan import names
+
 WORLDS = [1, 2, 3, 4]
-EXCHANGES = ["all_to_all", "all_gather", "p2p"]
+EXCHANGES = names.EXCHANGES[1:]  # without auto
 
 
 def masks_of(seq_len: int, batch: int) -> dict[str, tuple]:

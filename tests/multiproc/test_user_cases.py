@@ -10,8 +10,9 @@ import torch
 from cases import Case
 
 import ringspan as rs
+from ringspan import names
 
-EXCHANGES = ["all_to_all", "all_gather", "p2p"]
+EXCHANGES = names.EXCHANGES[1:]  # without auto
 
 
 def by_exchange(*cases: Case) -> list[Case]:
