@@ -1,19 +1,9 @@
 #include "cli/options.h"
 
-#include "ringspan/base/error.h"
 #include "ringspan/mask/mask_kinds.h"
 #include "ringspan/shard/map_kinds.h"
 
 namespace ringspan::cli {
-namespace {
-
-GradRoute parse_route(const std::string& name) {
-  if (name == "from_owner") return GradRoute::kFromOwner;
-  if (name == "from_next") return GradRoute::kFromNext;
-  throw Error(concat("grad route \"", name, "\" is unknown; use from_owner or from_next"));
-}
-
-}  // namespace
 
 void QuestionOptions::add_to(CLI::App& verb) {
   verb.add_option("--world", world_, "Ranks")->capture_default_str();
@@ -52,7 +42,7 @@ Question QuestionOptions::question_with(const std::string& shard, const std::str
           .q_map = parse_shard_map(shard, mask, problem.q_len, world_),
           .kv_map = parse_shard_map(kv_shard_.value_or(shard), mask, problem.kv_len, world_),
           .schedule = parse_schedule(schedule),
-          .grad_route = parse_route(grad_route_)};
+          .grad_route = parse_route(grad_route_, "grad route")};
 }
 
 }  // namespace ringspan::cli

@@ -10,7 +10,7 @@
 
 #include "cli/options.h"
 #include "cli/progress.h"
-#include "cli/python_module.h"
+#include "cli/python_verbs.h"
 #include "cli/summary.h"
 #include "cli/verbs.h"
 

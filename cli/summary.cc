@@ -6,33 +6,13 @@
 #include <sstream>
 
 namespace ringspan::cli {
-namespace {
-
-constexpr int kNameWidth = 24, kColumnWidth = 20;
-
-}  // namespace
 
 int64_t Measure::busiest() const { return std::ranges::max_element(values_) - values_.begin(); }
-
-std::string Measure::header() {
-  std::ostringstream line;
-  line << std::setw(kNameWidth) << "" << std::setw(kColumnWidth) << "all ranks" << std::setw(kColumnWidth) << "least"
-       << std::setw(kColumnWidth) << "mean" << std::setw(kColumnWidth) << "most";
-  return line.str();
-}
 
 double Measure::total() const {
   double total = 0;
   for (const int64_t value : values_) total += static_cast<double>(value);
   return total;
-}
-
-std::string Measure::line() const {
-  std::ostringstream line;
-  line << std::left << std::setw(kNameWidth) << name_ << std::right << std::fixed << std::setprecision(0)
-       << std::setw(kColumnWidth) << total() << std::setw(kColumnWidth) << least() << std::setw(kColumnWidth) << mean()
-       << std::setw(kColumnWidth) << most();
-  return line.str();
 }
 
 std::vector<Pick> picks_of(int64_t world, const std::vector<Measure>& measures) {
@@ -53,8 +33,14 @@ std::vector<Pick> picks_of(int64_t world, const std::vector<Measure>& measures) 
 
 std::string summary_of(int64_t world, const std::vector<Measure>& measures) {
   std::ostringstream text;
-  text << Measure::header() << "\n";
-  for (const Measure& measure : measures) text << measure.line() << "\n";
+  const auto add_line = [&](const std::string& name, const auto&... columns) {
+    text << std::left << std::setw(24) << name << std::right;
+    ((text << std::setw(20) << columns), ...);
+    text << "\n";
+  };
+  text << std::fixed << std::setprecision(0);
+  add_line("", "all ranks", "least", "mean", "most");
+  for (const Measure& one : measures) add_line(one.name(), one.total(), one.least(), one.mean(), one.most());
   text << "\n"
        << world << " ranks, of which a few are shown; --rank N tells one step by step, --all-ranks every one, --json "
        << "all for machines\n";

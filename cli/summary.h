@@ -27,9 +27,6 @@ class Measure {
   // The first rank that has most.
   int64_t busiest() const;
   bool is_equal() const { return least() == most(); }
-  // Total, least, mean and most.
-  static std::string header();
-  std::string line() const;
 
  private:
   std::string name_;
@@ -43,7 +40,7 @@ struct Pick {
 };
 std::vector<Pick> picks_of(int64_t world, const std::vector<Measure>& measures);
 
-// The measures in a table, and how to see more.
+// A line for each measure with total, least, mean and most, and how to see more.
 std::string summary_of(int64_t world, const std::vector<Measure>& measures);
 
 }  // namespace ringspan::cli

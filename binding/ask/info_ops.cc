@@ -22,8 +22,6 @@
 #include "binding/base/parallel.h"
 #include "binding/group/agreement.h"
 #include "binding/group/exchange.h"
-#include "binding/group/job.h"
-#include "binding/group/traffic.h"
 #include "binding/op/agreed_call.h"
 #include "binding/op/plan_cache.h"
 
@@ -39,57 +37,45 @@ std::shared_ptr<Agreement> agreement_of(const Group& group) {
 }
 
 int64_t calls_of(string group_name) {
-  return translate_errors([&] {
-    const auto agreement = agreement_of(find_group(group_name));
-    return agreement ? agreement->calls() : int64_t{0};
-  });
+  const auto agreement = agreement_of(find_group(group_name));
+  return agreement ? agreement->calls() : int64_t{0};
 }
 
 void refuse(string group_name, string message, bool is_unsupported, int64_t calls) {
-  translate_errors([&] {
-    const Group group = find_group(group_name);
-    const RefusalKind kind = is_unsupported ? RefusalKind::kUnsupported : RefusalKind::kBadArgument;
-    if (const auto agreement = agreement_of(group)) agreement->refuse_since(group, kind, message, calls);
-  });
+  const Group group = find_group(group_name);
+  const RefusalKind kind = is_unsupported ? RefusalKind::kUnsupported : RefusalKind::kBadArgument;
+  if (const auto agreement = agreement_of(group)) agreement->refuse_since(group, kind, message, calls);
 }
 
 void agree_on(string group_name, string signature) {
-  translate_errors([&] {
-    const Group group = find_group(group_name);
-    if (!has_peers(group)) return;
-    uint64_t hash = signature.size();
-    for (char letter : signature) hash = mix(hash ^ static_cast<unsigned char>(letter));
-    Agreement::of(group)->agree(
-        group, {.kind = CallKind::kOther, .hash = hash, .describe = [&] { return Fields{{"call", signature, ""}}; }});
-  });
+  const Group group = find_group(group_name);
+  if (!has_peers(group)) return;
+  uint64_t hash = signature.size();
+  for (char letter : signature) hash = mix(hash ^ static_cast<unsigned char>(letter));
+  Agreement::of(group)->agree(
+      group, {.kind = CallKind::kOther, .hash = hash, .describe = [&] { return Fields{{"call", signature, ""}}; }});
 }
 
-void check_alone_of(string what) {
-  translate_errors([&] { check_alone(what.c_str()); });
-}
+void check_alone_of(string what) { check_alone(what.c_str()); }
 
 Tensor positions(at::IntArrayRef spec, at::TensorList tables, int64_t which, int64_t rank, int64_t batch) {
-  return translate_errors([&] {
-    const Decoded decoded = decode_arguments(spec, tables);
-    RINGSPAN_CHECK(which == 0 || which == 1, "which is ", which, "; it must be 0 (query map) or 1 (key/value map)");
-    const ShardMap& map = which == 0 ? decoded.q_map : decoded.kv_map;
-    RINGSPAN_CHECK(0 <= rank && rank < map.world(), "rank is ", rank, "; the shard map has ", map.world(), " ranks");
-    RINGSPAN_CHECK(0 <= batch && (map.num_lists() == 1 || batch < map.num_lists()), "batch entry ", batch,
-                   " was asked for; the shard map has ", map.num_lists());
-    return at::tensor(map.positions(rank, batch), at::kLong);
-  });
+  const Decoded decoded = decode_arguments(spec, tables);
+  RINGSPAN_CHECK(which == 0 || which == 1, "which is ", which, "; it must be 0 (query map) or 1 (key/value map)");
+  const ShardMap& map = which == 0 ? decoded.q_map : decoded.kv_map;
+  RINGSPAN_CHECK(0 <= rank && rank < map.world(), "rank is ", rank, "; the shard map has ", map.world(), " ranks");
+  RINGSPAN_CHECK(0 <= batch && (map.num_lists() == 1 || batch < map.num_lists()), "batch entry ", batch,
+                 " was asked for; the shard map has ", map.num_lists());
+  return at::tensor(map.positions(rank, batch), at::kLong);
 }
 
 std::vector<int64_t> work(at::IntArrayRef spec, at::TensorList tables) {
-  return translate_errors([&] {
-    const Decoded decoded = decode_arguments(spec, tables);
-    std::vector<int64_t> pairs = decoded.q_map.work(decoded.mask);
-    // Masks and maps of one list stand for every batch entry.
-    if (decoded.mask.num_lists() == 1 && decoded.q_map.num_lists() == 1) {
-      for (int64_t& count : pairs) count *= decoded.batch;
-    }
-    return pairs;
-  });
+  const Decoded decoded = decode_arguments(spec, tables);
+  std::vector<int64_t> pairs = decoded.q_map.work(decoded.mask);
+  // Masks and maps of one list stand for every batch entry.
+  if (decoded.mask.num_lists() == 1 && decoded.q_map.num_lists() == 1) {
+    for (int64_t& count : pairs) count *= decoded.batch;
+  }
+  return pairs;
 }
 
 // [n, 5]: rank, local_row, begin, length, stride.
@@ -106,35 +92,27 @@ Tensor table_of(const ShardMap& map) {
 }
 
 Tensor per_document(at::IntArrayRef lengths, int64_t world, std::optional<int64_t> seq_len) {
-  return translate_errors([&] { return table_of(ShardMap::per_document(lengths.vec(), world, seq_len)); });
+  return table_of(ShardMap::per_document(lengths.vec(), world, seq_len));
 }
 
 Tensor balanced(at::IntArrayRef spec, at::TensorList tables) {
-  return translate_errors([&] {
-    const Decoded decoded = decode_arguments(spec, tables);
-    return table_of(ShardMap::balanced(decoded.mask, decoded.world));
-  });
+  const Decoded decoded = decode_arguments(spec, tables);
+  return table_of(ShardMap::balanced(decoded.mask, decoded.world));
 }
 
 string plan_json(const RankQuestion& question) {
-  return translate_errors([&] {
-    const Plan plan = ask_plan(question.plan).plan;
-    return question.rank < 0 ? plan.to_json() : to_json(plan.rank(question.rank));
-  });
+  const Plan plan = ask_plan(question.plan).plan;
+  return question.rank < 0 ? plan.to_json() : to_json(plan.rank(question.rank));
 }
 
 string plan_text(const RankQuestion& question) {
-  return translate_errors([&] {
-    const Plan plan = ask_plan(question.plan).plan;
-    return question.rank < 0 ? plan.str() : plan.rank(question.rank).str();
-  });
+  const Plan plan = ask_plan(question.plan).plan;
+  return question.rank < 0 ? plan.str() : plan.rank(question.rank).str();
 }
 
 string ledger_json(const RankQuestion& question) {
-  return translate_errors([&] {
-    const PlanQuestion asked = ask_plan(question.plan);
-    return to_json(ledger_of(asked.plan.rank(question.rank), asked.exchange));
-  });
+  const PlanQuestion asked = ask_plan(question.plan);
+  return to_json(ledger_of(asked.plan.rank(question.rank), asked.exchange));
 }
 
 std::vector<string> names_of_available_isas() {
@@ -165,33 +143,30 @@ int64_t threads_of_parallel_run(int64_t num_tasks) {
   return static_cast<int64_t>(threads.size());
 }
 
-string name_of_isa() {
-  return translate_errors([] { return string(name_of(current_isa())); });
-}
+string name_of_isa() { return string(name_of(current_isa())); }
 
-void force_isa_by_name(string name) {
-  translate_errors([&] { force_isa(name.empty() ? std::nullopt : std::optional(parse_isa(name))); });
-}
+void force_isa_by_name(string name) { force_isa(name.empty() ? std::nullopt : std::optional(parse_isa(name))); }
 
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(ringspan, m) {
   // Calls of the group that this rank has taken part in; a refusal of the next one, unless there were more since.
-  m.def("_calls(str group_name) -> int", &calls_of);
-  m.def("_refuse(str group_name, str message, bool is_unsupported, int calls) -> ()", &refuse);
-  m.def("_agree(str group_name, str signature) -> ()", &agree_on);
-  m.def("_positions(SymInt[] spec, Tensor[] tables, int which, int rank, int batch) -> Tensor", &positions);
-  m.def("_work(SymInt[] spec, Tensor[] tables) -> int[]", &work);
-  m.def("_per_document(int[] lengths, int world, int? seq_len) -> Tensor", &per_document);
-  m.def("_balanced(SymInt[] spec, Tensor[] tables) -> Tensor", &balanced);
+  m.def("_calls(str group_name) -> int", kTranslated<&calls_of>);
+  m.def("_refuse(str group_name, str message, bool is_unsupported, int calls) -> ()", kTranslated<&refuse>);
+  m.def("_agree(str group_name, str signature) -> ()", kTranslated<&agree_on>);
+  m.def("_positions(SymInt[] spec, Tensor[] tables, int which, int rank, int batch) -> Tensor",
+        kTranslated<&positions>);
+  m.def("_work(SymInt[] spec, Tensor[] tables) -> int[]", kTranslated<&work>);
+  m.def("_per_document(int[] lengths, int world, int? seq_len) -> Tensor", kTranslated<&per_document>);
+  m.def("_balanced(SymInt[] spec, Tensor[] tables) -> Tensor", kTranslated<&balanced>);
   // ValueError where `what` is called without a group in a job of several processes.
-  m.def("_check_alone(str what) -> ()", &check_alone_of);
-  m.def(boxed_schema<RankQuestion>("_plan_json", "str").c_str(), boxed<RankQuestion, &plan_json>());
-  m.def(boxed_schema<RankQuestion>("_plan_text", "str").c_str(), boxed<RankQuestion, &plan_text>());
-  m.def(boxed_schema<RankQuestion>("_ledger_json", "str").c_str(), boxed<RankQuestion, &ledger_json>());
-  m.def("_isa() -> str", &name_of_isa);
+  m.def("_check_alone(str what) -> ()", kTranslated<&check_alone_of>);
+  m.def(boxed_schema<RankQuestion>("_plan_json", "str").c_str(), boxed<RankQuestion, kTranslated<&plan_json>>());
+  m.def(boxed_schema<RankQuestion>("_plan_text", "str").c_str(), boxed<RankQuestion, kTranslated<&plan_text>>());
+  m.def(boxed_schema<RankQuestion>("_ledger_json", "str").c_str(), boxed<RankQuestion, kTranslated<&ledger_json>>());
+  m.def("_isa() -> str", kTranslated<&name_of_isa>);
   m.def("_available_isas() -> str[]", &names_of_available_isas);
-  m.def("_force_isa(str name) -> ()", &force_isa_by_name);
+  m.def("_force_isa(str name) -> ()", kTranslated<&force_isa_by_name>);
   // [messages, bytes] that this process has posted in the group; whether to wait for what is posted at once.
   m.def("_traffic(str group_name) -> int[]", &traffic);
   m.def("_set_wait_at_post(bool waits) -> ()", &set_wait_at_post);

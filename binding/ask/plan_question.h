@@ -48,9 +48,6 @@ struct RankQuestion {
 };
 
 Decoded decode_arguments(at::IntArrayRef spec, at::TensorList tables);
-inline at::IntArrayRef numbers_of(const std::vector<c10::SymInt>& spec) {
-  return C10_AS_INTARRAYREF_SLOW(c10::SymIntArrayRef(spec));
-}
 
 // Of the whole call that `decoded` describes.
 Problem problem_of(const Decoded& decoded, const PlanArguments& arguments);

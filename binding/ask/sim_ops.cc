@@ -25,9 +25,7 @@ Simulation simulate_question(const PlanQuestion& question, const Machine& machin
 }
 
 // The same machine with every field, or ValueError.
-string machine_json(string text) {
-  return translate_errors([&] { return to_json(machine_from_json(text)); });
-}
+string machine_json(string text) { return to_json(machine_from_json(text)); }
 
 struct SimulationQuestion {
   PlanArguments plan;
@@ -44,9 +42,7 @@ struct SimulationQuestion {
 // What `Answer` writes of the simulation.
 template <string (*Answer)(const Simulation&)>
 string simulated(const SimulationQuestion& question) {
-  return translate_errors([&] {
-    return Answer(simulate_question(ask_plan(question.plan), machine_from_json(question.machine), question.steps_of));
-  });
+  return Answer(simulate_question(ask_plan(question.plan), machine_from_json(question.machine), question.steps_of));
 }
 
 struct PictureQuestion {
@@ -60,12 +56,10 @@ struct PictureQuestion {
 };
 
 string picture_json_of(const PictureQuestion& question) {
-  return translate_errors([&] {
-    const PlanQuestion asked = ask_plan(question.plan);
-    const Machine known = machine_from_json(question.machine);
-    const Simulation simulation = simulate_question(asked, known, pictured_ranks(asked.plan.world()));
-    return picture_json(asked.plan, simulation, known, concat("exchange ", name_of(asked.exchange)));
-  });
+  const PlanQuestion asked = ask_plan(question.plan);
+  const Machine known = machine_from_json(question.machine);
+  const Simulation simulation = simulate_question(asked, known, pictured_ranks(asked.plan.world()));
+  return picture_json(asked.plan, simulation, known, concat("exchange ", name_of(asked.exchange)));
 }
 
 // `plan.schedule` is not read: `schedules` are those to choose from.
@@ -88,34 +82,34 @@ struct ChoiceQuestion {
 };
 
 string choose_json(const ChoiceQuestion& asked) {
-  return translate_errors([&] {
-    const Decoded decoded = decode_arguments(numbers_of(asked.plan.spec), asked.plan.tables);
-    PlannerQuestion question{
-        .problem = problem_of(decoded, asked.plan),
-        .mask = decoded.mask,
-        .world = decoded.world,
-        .exchange = parse_exchange(asked.plan.exchange),
-        .backward = asked.backward,
-        .shards = asked.shards.vec(),
-        .tensor_parallel = asked.tensor_parallel,
-    };
-    for (const string& schedule : asked.schedules.vec()) {
-      question.schedules.push_back(parse_schedule_name(schedule, question.exchange));
-    }
-    return to_json(choose_plan(question, machine_from_json(asked.machine)));
-  });
+  const Decoded decoded = decode_arguments(numbers_of(asked.plan.spec), asked.plan.tables);
+  PlannerQuestion question{
+      .problem = problem_of(decoded, asked.plan),
+      .mask = decoded.mask,
+      .world = decoded.world,
+      .exchange = parse_exchange(asked.plan.exchange),
+      .backward = asked.backward,
+      .shards = asked.shards.vec(),
+      .tensor_parallel = asked.tensor_parallel,
+  };
+  for (const string& schedule : asked.schedules.vec()) {
+    question.schedules.push_back(parse_schedule_name(schedule, question.exchange));
+  }
+  return to_json(choose_plan(question, machine_from_json(asked.machine)));
 }
 
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(ringspan, m) {
-  m.def("_machine_json(str machine) -> str", &machine_json);
+  m.def("_machine_json(str machine) -> str", kTranslated<&machine_json>);
   m.def(boxed_schema<SimulationQuestion>("_simulate_json", "str").c_str(),
-        boxed<SimulationQuestion, &simulated<to_json>>());
+        boxed<SimulationQuestion, kTranslated<&simulated<to_json>>>());
   m.def(boxed_schema<SimulationQuestion>("_trace_json", "str").c_str(),
-        boxed<SimulationQuestion, &simulated<chrome_trace>>());
-  m.def(boxed_schema<PictureQuestion>("_picture_json", "str").c_str(), boxed<PictureQuestion, &picture_json_of>());
-  m.def(boxed_schema<ChoiceQuestion>("_choose_json", "str").c_str(), boxed<ChoiceQuestion, &choose_json>());
+        boxed<SimulationQuestion, kTranslated<&simulated<chrome_trace>>>());
+  m.def(boxed_schema<PictureQuestion>("_picture_json", "str").c_str(),
+        boxed<PictureQuestion, kTranslated<&picture_json_of>>());
+  m.def(boxed_schema<ChoiceQuestion>("_choose_json", "str").c_str(),
+        boxed<ChoiceQuestion, kTranslated<&choose_json>>());
 }
 
 }  // namespace ringspan::binding

@@ -27,6 +27,18 @@ auto translate_errors(Action&& action) -> decltype(action()) {
   }
 }
 
+// kFunction with its failures translated.
+template <auto kFunction>
+struct Translated;
+template <class Result, class... Arguments, Result (*kFunction)(Arguments...)>
+struct Translated<kFunction> {
+  static Result run(Arguments... arguments) {
+    return translate_errors([&] { return kFunction(std::forward<Arguments>(arguments)...); });
+  }
+};
+template <auto kFunction>
+constexpr auto* kTranslated = &Translated<kFunction>::run;
+
 // The message of an exception without PyTorch's C++ stack, or pybind11's of Python ("Type: text\n\nAt:\n ...").
 inline std::string message_of(const std::exception& error) {
   const auto* torch_error = dynamic_cast<const c10::Error*>(&error);

@@ -6,12 +6,6 @@
 namespace ringspan::binding {
 
 // Inside a parallel region of PyTorch it runs on the calling thread.
-class TorchParallel final : public Parallel {
- public:
-  int num_threads() const override;
-  void run(int num_tasks, const std::function<void(int)>& task) const override;
-};
-
 const Parallel& torch_parallel();
 
 }  // namespace ringspan::binding

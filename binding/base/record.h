@@ -50,6 +50,12 @@ struct FieldInfo {
   DtypeRule dtype = DtypeRule::kAny;
 };
 
+// Of what is not traced.
+inline int64_t number_of(const c10::SymInt& value) { return value.guard_int(__FILE__, __LINE__); }
+inline at::IntArrayRef numbers_of(const std::vector<c10::SymInt>& values) {
+  return C10_AS_INTARRAYREF_SLOW(c10::SymIntArrayRef(values));
+}
+
 // How a type stands in a schema and in an IValue.
 template <class T>
 struct Boxed;

@@ -1,7 +1,6 @@
 #include "binding/base/tensors.h"
 
-#include <optional>
-
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 
 #include "ringspan/base/error.h"
@@ -88,6 +87,10 @@ ConstTensorView const_view(const at::Tensor& bnsd) {
 
 TensorView mutable_view(const at::Tensor& bnsd) {
   return view_over<TensorView>(static_cast<std::byte*>(bnsd.mutable_data_ptr()), bnsd);
+}
+
+bool wants_gradient(const std::optional<at::Tensor>& tensor) {
+  return at::GradMode::is_enabled() && tensor && tensor->requires_grad();
 }
 
 at::Tensor empty_dense(const at::Tensor& tensor) { return at::empty_symint(tensor.sym_sizes(), tensor.options()); }

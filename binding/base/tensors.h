@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -29,6 +30,9 @@ at::Tensor as_bnsd(const at::Tensor& tensor, Layout layout, int64_t heads);
 // Over the memory of a [batch, heads, rows, dim] tensor, or of statistics [batch, heads, rows].
 ConstTensorView const_view(const at::Tensor& tensor);
 TensorView mutable_view(const at::Tensor& tensor);
+
+// Whether autograd records what is computed of it.
+bool wants_gradient(const std::optional<at::Tensor>& tensor);
 
 // Dense, uninitialised, of the size, dtype and device of `tensor`, which may be a traced one.
 at::Tensor empty_dense(const at::Tensor& tensor);

@@ -10,10 +10,13 @@
 #include <vector>
 
 #include "binding/group/group.h"
-#include "binding/group/row_reading.h"
 #include "binding/group/signature.h"
 
 namespace ringspan::binding {
+
+// How a tensor of pairs lies along the query rows, as bits: what this rank's tensor may be. A rank with a single row
+// cannot tell; all ranks together settle it.
+enum class RowReading : uint8_t { kNone = 0, kShared = 1, kByRows = 2, kEither = 3 };
 
 enum class CallKind : int64_t { kForward, kBackward, kOther };
 
@@ -23,7 +26,7 @@ struct Proposal {
   int64_t forward_number = 0;  // backward: the number that its forward got
   bool needs_grad = false;     // forward: a backward will follow
   uint64_t hash = 0;           // of all that must be the same on every rank
-  // How tensors of pairs lie along the rows: those of all ranks together settle it (row_reading.h).
+  // How tensors of pairs lie along the rows: those of all ranks together settle it.
   RowReading bias_rows = RowReading::kNone, mask_rows = RowReading::kNone;
   int64_t seed = 0;                  // of dropout; 0 without
   bool seed_is_drawn = false;        // nobody chose it: the one of rank 0 is taken

@@ -1,6 +1,8 @@
 #include "binding/group/exchange.h"
 
 #include <atomic>
+#include <mutex>
+#include <unordered_map>
 #include <utility>
 
 #include <ATen/ATen.h>
@@ -9,12 +11,29 @@
 #include "ringspan/base/error.h"
 
 #include "binding/base/errors.h"
-#include "binding/group/traffic.h"
 
 namespace ringspan::binding {
 namespace {
 
 std::atomic<bool> wait_at_post{false};
+
+struct Counts {
+  std::mutex mutex;
+  std::unordered_map<std::string, Traffic> by_group;
+};
+
+// Never destroyed: a call may still run while static objects go.
+Counts& counts() {
+  static auto& counts = *new Counts;
+  return counts;
+}
+
+void count_posted(const std::string& group_name, int64_t bytes) {
+  const std::lock_guard lock(counts().mutex);
+  Traffic& traffic = counts().by_group[group_name];
+  traffic.messages += 1;
+  traffic.bytes += bytes;
+}
 
 // Boxed, because the type of the group argument in the schema changes between versions of PyTorch. Through the
 // dispatcher, because modes that count collectives listen there.
@@ -131,6 +150,12 @@ std::unique_ptr<FlatExchange> make_all_to_all(const Group& group) { return std::
 std::unique_ptr<FlatExchange> make_p2p(const Group& group) { return std::make_unique<P2p>(group); }
 
 std::unique_ptr<FlatExchange> make_all_gather(const Group& group) { return std::make_unique<AllGather>(group); }
+
+Traffic traffic_of(const std::string& group_name) {
+  const std::lock_guard lock(counts().mutex);
+  const auto found = counts().by_group.find(group_name);
+  return found == counts().by_group.end() ? Traffic{} : found->second;
+}
 
 void set_wait_at_post(bool waits) { wait_at_post = waits; }
 bool waits_at_post() { return wait_at_post; }

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -41,6 +42,14 @@ std::unique_ptr<FlatExchange> make_all_to_all(const Group& group);
 std::unique_ptr<FlatExchange> make_p2p(const Group& group);
 // `send` goes to every rank and has the same size on each; `sent` and `received` are not read.
 std::unique_ptr<FlatExchange> make_all_gather(const Group& group);
+
+// What this process has posted through c10d in a group since it began. Read by tests and the bench, which hold it
+// against the ledger; nothing depends on it.
+struct Traffic {
+  int64_t messages = 0;  // a collective counts as one
+  int64_t bytes = 0;     // to other ranks
+};
+Traffic traffic_of(const std::string& group_name);
 
 // Whether everything that is posted from now on is also waited for at once, so that nothing travels while a step
 // computes. For the bench, which measures what the overlap hides; changes no bit of any result.

@@ -29,6 +29,16 @@ struct Group {
 // first). "" is the group of this process alone.
 Group find_group(const std::string& name, std::optional<at::DeviceType> device = std::nullopt);
 
+// Whether this process is one of several of a job: then a call without a group is most likely one whose group was
+// forgotten, and would attend to this rank's part of the sequence alone.
+//
+// Processes of the job as far as this one can tell: of the default process group, and where there is none, of the
+// variables RANK and WORLD_SIZE. At most 0.2 us; a default group is seen a millisecond after it was made at the latest.
+int64_t job_size();
+
+// Error in a job of several processes: `what` was called without a group.
+void check_alone(const char* what);
+
 // One of `count` equal parts of something that is spread over groups, such as the batch: `index` is this process's.
 struct Share {
   int64_t index = 0, count = 1;

@@ -32,9 +32,7 @@ std::string text_of(const c10::SymInt& value);
 // The first values, of a long list with a hash of all.
 std::string text_of(c10::ArrayRef<int64_t> values);
 std::string text_of(c10::ArrayRef<double> values);
-inline std::string text_of(const std::vector<c10::SymInt>& values) {
-  return text_of(C10_AS_INTARRAYREF_SLOW(c10::SymIntArrayRef(values)));
-}
+inline std::string text_of(const std::vector<c10::SymInt>& values) { return text_of(numbers_of(values)); }
 template <class T>
 std::string text_of(const std::optional<T>& value) {
   return value ? text_of(*value) : "none";
@@ -82,7 +80,7 @@ class Signature {
   void append(double value) { words_.push_back(std::bit_cast<int64_t>(value)); }
   void append(bool value) { words_.push_back(value); }
   void append(int64_t value) { words_.push_back(value); }
-  void append(const c10::SymInt& value) { words_.push_back(value.guard_int(__FILE__, __LINE__)); }
+  void append(const c10::SymInt& value) { words_.push_back(number_of(value)); }
   void append(const std::string& value);
   void append(const std::vector<c10::SymInt>& values);
   template <class T>

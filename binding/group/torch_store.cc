@@ -79,9 +79,7 @@ at::ScalarType TorchStore::dtype_of(Payload payload) const {
     const auto view = own_views_.find(payload);
     return view != own_views_.end() ? torch_dtype(view->second.dtype) : own_.at(payload).scalar_type();
   }
-  const DType dtype = part_.problem.dtype;
-  const bool is_input = size_of(payload, part_.problem).element_bytes == size_of(dtype);
-  return torch_dtype(is_input ? dtype : accumulator_of(dtype));
+  return torch_dtype(element_type(payload));
 }
 
 // A tensor over the caller's memory is made only where one is sent.
@@ -106,11 +104,14 @@ at::Tensor TorchStore::flat_in(const Area& area, at::ScalarType dtype) const {
   return tensor_in(area, {area.bytes / static_cast<int64_t>(c10::elementSize(dtype))});
 }
 
-at::Tensor TorchStore::tensor(Payload payload, const Operand& operand) {
-  if (operand.slot == kOwnSlot) return own(payload);
+at::Tensor TorchStore::tensor_of(Payload payload, int64_t number, int64_t rows, const HeadRange& heads) {
+  if (number == kOwnSlot) return own(payload);
   const PayloadSize size = size_of(payload, part_.problem);
-  const HeadRange heads = heads_of(payload, part_.problem, operand);
-  return tensor_in(slot(payload, operand), {size.batch, heads.end - heads.begin, operand.rows, size.dim});
+  return tensor_in(slot(payload, number, rows, heads), {size.batch, heads.end - heads.begin, rows, size.dim});
+}
+
+at::Tensor TorchStore::tensor(Payload payload, const Operand& operand) {
+  return tensor_of(payload, operand.slot, operand.rows, heads_of(payload, part_.problem, operand));
 }
 
 TensorView TorchStore::view(Payload payload, const Operand& operand) {
@@ -125,16 +126,8 @@ TensorView TorchStore::view(Payload payload, const Operand& operand) {
 }
 
 at::Tensor TorchStore::tensor_at(const Transfer& transfer, const BufferPlace& place) {
-  const bool is_own = place.slot == kOwnSlot;
-  at::Tensor whole;
-  if (is_own) {
-    whole = own(transfer.payload);
-  } else {
-    const PayloadSize size = size_of(transfer.payload, part_.problem);
-    const Area area = slot(transfer.payload, place.slot, place.rows, {place.head_begin, place.head_end});
-    whole = tensor_in(area, {size.batch, place.head_end - place.head_begin, place.rows, size.dim});
-  }
-  const int64_t first_head = is_own ? 0 : place.head_begin;
+  const at::Tensor whole = tensor_of(transfer.payload, place.slot, place.rows, {place.head_begin, place.head_end});
+  const int64_t first_head = place.slot == kOwnSlot ? 0 : place.head_begin;
   return whole.slice(0, transfer.batch_begin, transfer.batch_end)
       .slice(1, transfer.head_begin - first_head, transfer.head_end - first_head);
 }

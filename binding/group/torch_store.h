@@ -49,6 +49,8 @@ class TorchStore final : public Store, private SlotBook {
   // Of a dense tensor in a block.
   at::Tensor tensor_in(const Area& area, const std::vector<int64_t>& shape) const;
   at::Tensor flat_in(const Area& area, at::ScalarType dtype) const;
+  // The tensor of slot `number`.
+  at::Tensor tensor_of(Payload payload, int64_t number, int64_t rows, const HeadRange& heads);
   at::Tensor tensor_at(const Transfer& transfer, const BufferPlace& place);
   FlatExchange& way_of(const Journey& journey) const { return journey.is_gathered ? *all_gather_ : *exchange_; }
   template <class Action>

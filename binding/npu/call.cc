@@ -5,6 +5,7 @@
 #include "binding/base/tensor_rules.h"
 #include "binding/base/tensors.h"
 #include "binding/npu/pattern.h"
+#include "binding/npu/stats.h"
 #include "binding/op/agreed_call.h"
 #include "binding/op/run.h"
 
@@ -75,28 +76,28 @@ Prepared prepare_contract(const Group& group, const Tensor& query, const Tensor&
   return p;
 }
 
-void check_saved(const char* name, const Tensor& tensor, at::IntArrayRef shape, at::ScalarType dtype) {
-  RINGSPAN_CHECK(tensor.defined(), name, " is missing");
-  RINGSPAN_CHECK(tensor.sizes() == shape && tensor.scalar_type() == dtype, name, " is ", toString(tensor.scalar_type()),
-                 " ", tensor.sizes(), "; it must be ", toString(dtype), " ", shape);
+void check_saved(const char* name, const std::optional<Tensor>& tensor, at::IntArrayRef shape, at::ScalarType dtype) {
+  RINGSPAN_CHECK(tensor && tensor->defined(), name, " is missing");
+  RINGSPAN_CHECK(tensor->sizes() == shape && tensor->scalar_type() == dtype, name, " is ",
+                 toString(tensor->scalar_type()), " ", tensor->sizes(), "; it must be ", toString(dtype), " ", shape);
 }
 
-void check_saved(const ContractSizes& s, const ContractSaved& saved, at::ScalarType dtype) {
+void check_saved(const ContractSizes& s, const ContractBackwardCall& call) {
   const std::vector<int64_t> out_shape = shape_in(s.layout, s.batch, s.q_heads, s.q_rows, s.v_dim);
-  check_saved("dy", saved.dy, out_shape, dtype);
-  check_saved("attention_in", saved.out, out_shape, dtype);
-  check_saved("softmax_max", saved.max, contract_stats_shape(s), at::kFloat);
-  check_saved("softmax_sum", saved.sum, contract_stats_shape(s), at::kFloat);
+  check_saved("dy", call.dy, out_shape, call.query.scalar_type());
+  check_saved("attention_in", call.out, out_shape, call.query.scalar_type());
+  check_saved("softmax_max", call.max, contract_stats_shape(s), at::kFloat);
+  check_saved("softmax_sum", call.sum, contract_stats_shape(s), at::kFloat);
 }
 
 }  // namespace
 
-ContractForward run_contract(const Tensor& query, const Tensor& key, const Tensor& value, const ContractArguments& a,
-                             bool needs_grad, bool wants_pse) {
-  const Group group = find_group(a.group_name, query.device().type());
+ContractForwardTuple run_contract(const ContractForwardCall& call) {
+  const ContractArguments& a = call.arguments;
+  const Group group = find_group(a.group_name, call.query.device().type());
   const Prepared p = tell_peers(group, false, [&] {
-    Prepared prepared = prepare_contract(group, query, key, value, a, wants_pse);
-    prepared.arguments.needs_grad = needs_grad;
+    Prepared prepared = prepare_contract(group, call.query, call.key, call.value, a, call.wants_pse);
+    prepared.arguments.needs_grad = call.needs_grad;
     // In a group every rank has drawn for itself.
     prepared.arguments.pairs.seed_is_drawn = a.in_group && a.keep_prob < 1;
     make_agreed(prepared.call, prepared.arguments, CallKind::kForward, 0);
@@ -104,25 +105,32 @@ ContractForward run_contract(const Tensor& query, const Tensor& key, const Tenso
   });
   const Output output = run_attention(p.call.call, p.call.operands);
   ContractStats stats = to_contract_stats(output.max, output.sum, p.contract, a.softmax_layout);
-  return {output.out, stats.max, stats.sum, p.call.operands.seed, p.arguments.pairs.offset};
+  // The seed and offset that were used: the ranks agreed on the seed.
+  return {output.out,
+          std::move(stats.max),
+          std::move(stats.sum),
+          at::empty({0}, call.query.options()),
+          at::full({1}, p.call.operands.seed, at::kLong),
+          at::full({1}, p.arguments.pairs.offset, at::kLong),
+          {}};
 }
 
-ContractGradients run_contract_backward(const Tensor& query, const Tensor& key, const Tensor& value,
-                                        const ContractArguments& a, const ContractSaved& saved) {
-  const Group group = find_group(a.group_name, query.device().type());
+ContractBackwardTuple run_contract_backward(const ContractBackwardCall& call) {
+  const ContractArguments& a = call.arguments;
+  const Group group = find_group(a.group_name, call.query.device().type());
   const bool wants_pse = a.pse && !a.has_slopes();
   const Prepared p = tell_peers(group, false, [&] {
-    Prepared prepared = prepare_contract(group, query, key, value, a, wants_pse);
-    check_saved(prepared.contract.sizes, saved, query.scalar_type());
+    Prepared prepared = prepare_contract(group, call.query, call.key, call.value, a, wants_pse);
+    check_saved(prepared.contract.sizes, call);
     prepared.arguments.needs_grad = true;
     make_agreed(prepared.call, prepared.arguments, CallKind::kBackward, 0);
     return prepared;
   });
-  const Tensor lse = lse_of_contract_stats({saved.max, saved.sum}, p.contract, a.softmax_layout);
+  const Tensor lse = lse_of_contract_stats({*call.max, *call.sum}, p.contract, a.softmax_layout);
   const InputGradients gradients =
-      run_attention_backward(p.call.call, p.call.operands, {saved.out, lse, saved.dy, Tensor()}, wants_pse);
+      run_attention_backward(p.call.call, p.call.operands, {*call.out, lse, call.dy, Tensor()}, wants_pse);
   return {gradients.query, gradients.key, gradients.value,
-          wants_pse ? gradients.bias.to(a.pse->scalar_type()) : Tensor(), gradients.sink};
+          wants_pse ? gradients.bias.to(a.pse->scalar_type()) : at::empty({0}, call.query.options()), gradients.sink};
 }
 
 }  // namespace ringspan::binding

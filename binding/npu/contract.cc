@@ -229,7 +229,7 @@ ContractCall read_contract(const ContractArguments& a, const ContractSizes& s, a
 std::optional<std::vector<int64_t>> read_prefix(const ContractArguments& a) {
   if (!a.prefix) return std::nullopt;
   std::vector<int64_t> prefix;
-  for (const c10::SymInt& length : *a.prefix) prefix.push_back(length.guard_int(__FILE__, __LINE__));
+  for (const c10::SymInt& length : *a.prefix) prefix.push_back(number_of(length));
   return prefix;
 }
 

@@ -1,7 +1,6 @@
 #include "binding/npu/inner.h"
 
 #include <string>
-#include <tuple>
 #include <utility>
 
 #include <ATen/ATen.h>
@@ -9,9 +8,10 @@
 #include "ringspan/base/error.h"
 
 #include "binding/base/boxed_op.h"
-#include "binding/base/meta_checks.h"
+#include "binding/base/tensor_rules.h"
 #include "binding/base/tensors.h"
 #include "binding/npu/call.h"
+#include "binding/npu/contract.h"
 #include "binding/op/agreed_call.h"
 
 namespace ringspan::binding {
@@ -19,52 +19,30 @@ namespace {
 
 using at::Tensor;
 using std::string;
-using ForwardTuple = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, std::vector<Tensor>>;
-using BackwardTuple = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>;
 
-ForwardTuple forward(const ContractForwardCall& call) {
+ContractForwardTuple forward(const ContractForwardCall& call) {
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
-  return contract_errors([&] {
-    ContractForward result =
-        run_contract(call.query, call.key, call.value, call.arguments, call.needs_grad, call.wants_pse);
-    return ForwardTuple{std::move(result.out),
-                        std::move(result.max),
-                        std::move(result.sum),
-                        at::empty({0}, call.query.options()),
-                        at::full({1}, result.seed, at::kLong),
-                        at::full({1}, result.offset, at::kLong),
-                        {}};
-  });
+  return contract_errors([&] { return run_contract(call); });
 }
 
-BackwardTuple backward(const ContractBackwardCall& call) {
+ContractBackwardTuple backward(const ContractBackwardCall& call) {
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
-  return contract_errors([&] {
-    ContractGradients g = run_contract_backward(
-        call.query, call.key, call.value, call.arguments,
-        {call.dy, call.max.value_or(Tensor()), call.sum.value_or(Tensor()), call.out.value_or(Tensor())});
-    return BackwardTuple{std::move(g.dq), std::move(g.dk), std::move(g.dv),
-                         g.dpse.defined() ? std::move(g.dpse) : at::empty({0}, call.query.options()),
-                         std::move(g.dsink)};
-  });
+  return contract_errors([&] { return run_contract_backward(call); });
 }
 
 bool is_symbolic(const Tensor& tensor) { return tensor.unsafeGetTensorImpl()->has_symbolic_sizes_strides(); }
 
-// The checks that need no values, where all sizes are numbers. A call that came here for one tensor on meta has peers
-// that wait.
+// The checks that need no values, where all sizes are numbers.
 template <class Call>
 void check_shapes(const Call& call) {
   const ContractArguments& a = call.arguments;
-  if (!is_all_meta(call)) {
-    tell_peers(find_group(a.group_name), false, [&] { throw_mixed_devices(call); });
-  }
+  check_meta(call, a.group_name, false);
   if (a.in_group || is_symbolic(call.query) || is_symbolic(call.key) || is_symbolic(call.value)) return;
   const ContractSizes sizes = read_contract_sizes(call.query, call.key, call.value, a.head_num, a.input_layout);
   check_contract(a, sizes, call.query.scalar_type(), sizes.q_rows, sizes.kv_rows);
 }
 
-ForwardTuple forward_meta(const ContractForwardCall& call) {
+ContractForwardTuple forward_meta(const ContractForwardCall& call) {
   const auto& [query, key, value, a, needs_grad, wants_pse] = call;
   contract_errors([&] { check_shapes(call); });
   const Layout layout = contract_errors([&, &given = a.input_layout] { return parse_contract_layout(given); });
@@ -89,7 +67,7 @@ ForwardTuple forward_meta(const ContractForwardCall& call) {
           {}};
 }
 
-BackwardTuple backward_meta(const ContractBackwardCall& call) {
+ContractBackwardTuple backward_meta(const ContractBackwardCall& call) {
   contract_errors([&] { check_shapes(call); });
   const ContractArguments& a = call.arguments;
   return {empty_dense(call.query), empty_dense(call.key), empty_dense(call.value),

@@ -20,6 +20,7 @@
 #include "ringspan/base/philox.h"
 
 #include "binding/base/saved_record.h"
+#include "binding/base/tensors.h"
 #include "binding/npu/call.h"
 #include "binding/npu/inner.h"
 #include "binding/op/agreed_call.h"
@@ -79,7 +80,7 @@ int64_t start_of(const Named& named, const string& name) {
   const auto starts = ints_of(named.at(name));
   if (!starts || starts->empty()) return 0;
   TORCH_CHECK(starts->size() == 1, name, " has ", starts->size(), " values; it must have one");
-  return (*starts)[0].guard_int(__FILE__, __LINE__);
+  return number_of((*starts)[0]);
 }
 
 // No sequence is longer than the bound, so what lies beyond says no more, and sums of it do not overflow.
@@ -207,10 +208,6 @@ auto tell_peers_of(const Named& named, Action&& action) {
   if (!named.has("group_name") || is_traced) return action();
   return contract_errors(
       [&] { return tell_peers(find_group(named.at("group_name").toStringRef()), false, [&] { return action(); }); });
-}
-
-bool wants_gradient(const std::optional<Tensor>& tensor) {
-  return at::GradMode::is_enabled() && tensor && tensor->requires_grad();
 }
 
 ContractForwardCall read_forward(const Named& named) {
@@ -348,13 +345,11 @@ const Version kV2{"tokens",
                   "int pse_type=1, int[]? q_start_idx=None, int[]? kv_start_idx=None, ",
                   false};
 const Version kV3{"tockens", "Tensor?", "SymInt[]?", "", "", true};
-const char* const kGroup =
-    ", *, str group_name, Tensor? q_map=None, Tensor? kv_map=None, str schedule=\"auto\", str exchange=\"auto\"";
-const char* const kGroupAfterKeywords =
+// Further keywords; where they are a schema's first, kStar comes before them.
+const string kStar = ", *";
+const string kGroup =
     ", str group_name, Tensor? q_map=None, Tensor? kv_map=None, str schedule=\"auto\", str exchange=\"auto\"";
-
-const char* const kSeeds = ", *, Tensor dropout_seed, Tensor dropout_offset";
-const char* const kSeedsAfterKeywords = ", Tensor dropout_seed, Tensor dropout_offset";
+const string kSeeds = ", Tensor dropout_seed, Tensor dropout_offset";
 
 }  // namespace
 
@@ -363,14 +358,14 @@ TORCH_LIBRARY_FRAGMENT(ringspan, m) {
   m.def(forward_schema("fusion_attention", kV1, false, "").c_str(), seeded);
   m.def(forward_schema("fusion_attention_v2", kV2, true, "").c_str(), seeded);
   m.def(forward_schema("fusion_attention_v3", kV3, false, "").c_str(), traced);
-  m.def(forward_schema("fusion_attention_v3.cp", kV3, false, kGroup).c_str(), traced);
-  m.def(forward_schema("fusion_attention.seeded", kV1, false, kSeeds).c_str(), traced);
-  m.def(forward_schema("fusion_attention_v2.seeded", kV2, true, kSeedsAfterKeywords).c_str(), traced);
-  m.def(forward_schema("fusion_attention_v3.seeded", kV3, false, kSeeds).c_str(), traced);
+  m.def(forward_schema("fusion_attention_v3.cp", kV3, false, kStar + kGroup).c_str(), traced);
+  m.def(forward_schema("fusion_attention.seeded", kV1, false, kStar + kSeeds).c_str(), traced);
+  m.def(forward_schema("fusion_attention_v2.seeded", kV2, true, kSeeds).c_str(), traced);
+  m.def(forward_schema("fusion_attention_v3.seeded", kV3, false, kStar + kSeeds).c_str(), traced);
   m.def(grad_schema("fusion_attention_grad", kV1, "").c_str(), traced);
   m.def(grad_schema("fusion_attention_grad_v2", kV2, "").c_str(), traced);
   m.def(grad_schema("fusion_attention_grad_v3", kV3, "").c_str(), traced);
-  m.def(grad_schema("fusion_attention_grad_v3.cp", kV3, kGroupAfterKeywords).c_str(), traced);
+  m.def(grad_schema("fusion_attention_grad_v3.cp", kV3, kGroup).c_str(), traced);
   m.def(
       "_dropout_gen_mask(Tensor self, int[] size, float p, int seed, int offset, *, bool parallel=True, "
       "bool sync=False) -> Tensor",

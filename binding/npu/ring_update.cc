@@ -12,10 +12,11 @@
 #include "ringspan/softmax/empty_row.h"
 
 #include "binding/base/boxed_op.h"
-#include "binding/base/meta_checks.h"
 #include "binding/base/softmax_tensors.h"
+#include "binding/base/tensor_rules.h"
 #include "binding/base/tensors.h"
 #include "binding/npu/call.h"
+#include "binding/npu/stats.h"
 
 namespace ringspan::binding {
 namespace {

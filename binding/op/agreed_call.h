@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "binding/base/errors.h"
+#include "binding/base/tensor_rules.h"
 #include "binding/group/agreement.h"
 #include "binding/op/call.h"
 #include "binding/op/run.h"
@@ -32,6 +33,13 @@ auto tell_peers(const Group& group, bool assume_agreed, Action&& action) {
     agreement->refuse_since(group, RefusalKind::kBadArgument, "an exception of unknown type", calls);
     throw;
   }
+}
+
+// Of a Meta kernel: a call that came there for one tensor on meta among others has peers that wait.
+template <class Record>
+void check_meta(const Record& record, const std::string& group_name, bool assume_agreed) {
+  if (is_all_meta(record)) return;
+  tell_peers(find_group(group_name), assume_agreed, [&] { throw_mixed_devices(record); });
 }
 
 // A call and its operands, checked and, by make_agreed, the same on every rank.

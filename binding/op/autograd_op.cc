@@ -11,6 +11,7 @@
 
 #include "binding/base/boxed_op.h"
 #include "binding/base/saved_record.h"
+#include "binding/base/tensors.h"
 #include "binding/op/inner_ops.h"
 
 namespace ringspan::binding {
@@ -70,14 +71,10 @@ struct AttentionFunction : torch::autograd::Function<AttentionFunction> {
 };
 
 AttentionResult attention(const AttentionCall& call) {
-  const bool has_grad = at::GradMode::is_enabled();
-  const auto wanted = [&](const std::optional<Tensor>& tensor) {
-    return has_grad && tensor && tensor->requires_grad();
-  };
   const Arguments& a = call.arguments;
-  ForwardCall forward{.call = call, .wants_bias = wanted(a.bias)};
-  forward.needs_grad =
-      wanted(call.query) || wanted(call.key) || wanted(call.value) || wanted(a.sink) || forward.wants_bias;
+  ForwardCall forward{.call = call, .wants_bias = wants_gradient(a.bias)};
+  forward.needs_grad = wants_gradient(call.query) || wants_gradient(call.key) || wants_gradient(call.value) ||
+                       wants_gradient(a.sink) || forward.wants_bias;
   const variable_list results =
       AttentionFunction::apply(call.query, call.key, call.value, a.sink, a.bias, std::move(forward));
   // Detached here rather than marked as non-differentiable in the function: compiled autograd fails on the latter.

@@ -7,10 +7,8 @@
 
 #include "binding/base/boxed_op.h"
 #include "binding/base/errors.h"
-#include "binding/base/meta_checks.h"
 #include "binding/base/tensor_rules.h"
 #include "binding/base/tensors.h"
-#include "binding/group/job.h"
 #include "binding/op/agreed_call.h"
 #include "binding/op/run.h"
 
@@ -30,8 +28,6 @@ int64_t read_seed(const Tensor& seed) {
   return seed.item<int64_t>();
 }
 
-int64_t number_of(const c10::SymInt& value) { return value.guard_int(__FILE__, __LINE__); }
-
 PairArguments read_pairs(const Arguments& a) {
   PairArguments pairs{.bias = a.bias, .mask = a.attn_mask, .slopes = a.slopes, .inputs = a.inputs};
   pairs.inputs.slope_shift = number_of(a.slope_shift);
@@ -45,8 +41,7 @@ PairArguments read_pairs(const Arguments& a) {
 
 // Looks at the record.
 CallArguments read_call(const Arguments& a) {
-  const at::IntArrayRef spec = C10_AS_INTARRAYREF_SLOW(c10::SymIntArrayRef(a.spec));
-  return {.pattern = std::make_shared<DescribedPattern>(spec, a.tables),
+  return {.pattern = std::make_shared<DescribedPattern>(numbers_of(a.spec), a.tables),
           .scale = a.scale,
           .layout = a.layout,
           .num_heads = number_of(a.num_heads),
@@ -70,23 +65,21 @@ Group group_of(const Arguments& a, const Tensor& query) {
 ForwardTuple attention_forward(const ForwardCall& forward) {
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   const auto& [query, key, value, a] = forward.call;
-  return translate_errors([&] {
-    const Group group = group_of(a, query);
-    int64_t number = 0;
-    const PreparedCall prepared = tell_peers(group, a.assume_agreed, [&] {
-      CallArguments arguments = read_call(a);
-      arguments.needs_grad = forward.needs_grad;
-      arguments.pairs.wants_bias_gradient = forward.wants_bias;
-      RINGSPAN_CHECK(a.inputs.dropout.p == 0 || a.seed, "dropout_p is ", a.inputs.dropout.p, " and no seed was given");
-      if (a.inputs.dropout.p != 0) arguments.pairs.seed = read_seed(*a.seed);
-      PreparedCall checked = prepare(group, query, key, value, arguments);
-      number = make_agreed(checked, arguments, CallKind::kForward, 0);
-      return checked;
-    });
-    const Output output = run_attention(prepared.call, prepared.operands);
-    return ForwardTuple{output.out, output.max, output.sum, output.lse,
-                        at::tensor({number, prepared.operands.seed}, query.options().dtype(at::kLong))};
+  const Group group = group_of(a, query);
+  int64_t number = 0;
+  const PreparedCall prepared = tell_peers(group, a.assume_agreed, [&] {
+    CallArguments arguments = read_call(a);
+    arguments.needs_grad = forward.needs_grad;
+    arguments.pairs.wants_bias_gradient = forward.wants_bias;
+    RINGSPAN_CHECK(a.inputs.dropout.p == 0 || a.seed, "dropout_p is ", a.inputs.dropout.p, " and no seed was given");
+    if (a.inputs.dropout.p != 0) arguments.pairs.seed = read_seed(*a.seed);
+    PreparedCall checked = prepare(group, query, key, value, arguments);
+    number = make_agreed(checked, arguments, CallKind::kForward, 0);
+    return checked;
   });
+  const Output output = run_attention(prepared.call, prepared.operands);
+  return ForwardTuple{output.out, output.max, output.sum, output.lse,
+                      at::tensor({number, prepared.operands.seed}, query.options().dtype(at::kLong))};
 }
 
 void check_tensor_like(const char* name, const Tensor& tensor, at::IntArrayRef size, at::ScalarType dtype,
@@ -120,30 +113,28 @@ std::pair<int64_t, int64_t> read_forward(const Tensor& call) {
 BackwardTuple attention_backward(const BackwardCall& backward) {
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   const auto& [query, key, value, a] = backward.call;
-  return translate_errors([&] {
-    const Group group = group_of(a, query);
-    const PreparedCall prepared = tell_peers(group, a.assume_agreed, [&] {
-      const auto [number, seed] = read_forward(backward.number);
-      CallArguments arguments = read_call(a);
-      arguments.needs_grad = true;
-      arguments.pairs.wants_bias_gradient = backward.wants_bias;
-      arguments.pairs.seed = seed;
-      arguments.pairs.seed_is_drawn = false;  // the forward's is settled
-      std::vector<string> more;
-      if (backward.grad_lse) more.emplace_back("the gradient of lse");
-      PreparedCall checked = prepare(group, query, key, value, arguments, std::move(more));
-      check_saved(checked.call, backward);
-      make_agreed(checked, arguments, CallKind::kBackward, number);
-      return checked;
-    });
-    const InputGradients gradients = run_attention_backward(
-        prepared.call, prepared.operands,
-        {backward.out, backward.lse, backward.grad_out.value_or(Tensor()), backward.grad_lse.value_or(Tensor())},
-        backward.wants_bias);
-    return BackwardTuple{gradients.query, gradients.key, gradients.value,
-                         a.sink ? gradients.sink.to(a.sink->scalar_type()) : gradients.sink,
-                         backward.wants_bias ? gradients.bias.to(a.bias->scalar_type()) : gradients.bias};
+  const Group group = group_of(a, query);
+  const PreparedCall prepared = tell_peers(group, a.assume_agreed, [&] {
+    const auto [number, seed] = read_forward(backward.number);
+    CallArguments arguments = read_call(a);
+    arguments.needs_grad = true;
+    arguments.pairs.wants_bias_gradient = backward.wants_bias;
+    arguments.pairs.seed = seed;
+    arguments.pairs.seed_is_drawn = false;  // the forward's is settled
+    std::vector<string> more;
+    if (backward.grad_lse) more.emplace_back("the gradient of lse");
+    PreparedCall checked = prepare(group, query, key, value, arguments, std::move(more));
+    check_saved(checked.call, backward);
+    make_agreed(checked, arguments, CallKind::kBackward, number);
+    return checked;
   });
+  const InputGradients gradients = run_attention_backward(
+      prepared.call, prepared.operands,
+      {backward.out, backward.lse, backward.grad_out.value_or(Tensor()), backward.grad_lse.value_or(Tensor())},
+      backward.wants_bias);
+  return BackwardTuple{gradients.query, gradients.key, gradients.value,
+                       a.sink ? gradients.sink.to(a.sink->scalar_type()) : gradients.sink,
+                       backward.wants_bias ? gradients.bias.to(a.bias->scalar_type()) : gradients.bias};
 }
 
 // Shapes only. The heads of K/V are on an axis of their own, or hidden in H = heads * dim.
@@ -162,19 +153,10 @@ std::vector<c10::SymInt> meta_out_shape(const AttentionCall& call, const Axes& a
   return shape;
 }
 
-// A call that came here for one tensor on meta has peers that wait.
-template <class Record>
-void check_meta(const Record& record, const Arguments& a) {
-  if (is_all_meta(record)) return;
-  translate_errors([&] {
-    tell_peers(find_group(a.group_name.value_or("")), a.assume_agreed, [&] { throw_mixed_devices(record); });
-  });
-}
-
 ForwardTuple attention_forward_meta(const ForwardCall& forward) {
   const auto& [query, key, value, a] = forward.call;
-  check_meta(forward, a);
-  const Axes axes = translate_errors([&, &layout = a.layout] { return axes_of(parse_layout(layout)); });
+  check_meta(forward, a.group_name.value_or(""), a.assume_agreed);
+  const Axes axes = axes_of(parse_layout(a.layout));
   const c10::SymInt batch = axes.batch < 0 ? c10::SymInt(1) : query.sym_size(axes.batch);
   const auto accumulator = query.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
   const std::vector<c10::SymInt> stats_shape = {batch, a.num_heads, query.sym_size(axes.row)};
@@ -187,7 +169,7 @@ ForwardTuple attention_forward_meta(const ForwardCall& forward) {
 
 BackwardTuple attention_backward_meta(const BackwardCall& backward) {
   const auto& [query, key, value, a] = backward.call;
-  check_meta(backward, a);
+  check_meta(backward, a.group_name.value_or(""), a.assume_agreed);
   const auto none = [&] { return at::empty({0}, backward.lse.options()); };
   return {empty_dense(query), empty_dense(key), empty_dense(value), a.sink ? empty_dense(*a.sink) : none(),
           a.bias && backward.wants_bias ? empty_dense(*a.bias) : none()};
@@ -226,18 +208,18 @@ TORCH_LIBRARY_FRAGMENT(ringspan, m) {
 }
 
 TORCH_LIBRARY_IMPL(ringspan, CompositeExplicitAutograd, m) {
-  m.impl("attention_forward", boxed<ForwardCall, &attention_forward>());
-  m.impl("attention_backward", boxed<BackwardCall, &attention_backward>());
+  m.impl("attention_forward", boxed<ForwardCall, kTranslated<&attention_forward>>());
+  m.impl("attention_backward", boxed<BackwardCall, kTranslated<&attention_backward>>());
 }
 
 TORCH_LIBRARY_IMPL(ringspan, CompositeImplicitAutograd, m) {
-  m.impl("_visible_attention_forward", boxed<ForwardCall, &attention_forward>());
-  m.impl("_visible_attention_backward", boxed<BackwardCall, &attention_backward>());
+  m.impl("_visible_attention_forward", boxed<ForwardCall, kTranslated<&attention_forward>>());
+  m.impl("_visible_attention_backward", boxed<BackwardCall, kTranslated<&attention_backward>>());
 }
 
 TORCH_LIBRARY_IMPL(ringspan, Meta, m) {
-  m.impl("attention_forward", boxed<ForwardCall, &attention_forward_meta>());
-  m.impl("attention_backward", boxed<BackwardCall, &attention_backward_meta>());
+  m.impl("attention_forward", boxed<ForwardCall, kTranslated<&attention_forward_meta>>());
+  m.impl("attention_backward", boxed<BackwardCall, kTranslated<&attention_backward_meta>>());
 }
 
 }  // namespace ringspan::binding

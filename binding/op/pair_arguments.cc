@@ -5,7 +5,6 @@
 #include <ATen/ATen.h>
 
 #include "ringspan/base/error.h"
-#include "ringspan/kernel/pair_checks.h"
 
 #include "binding/base/tensors.h"
 

@@ -10,7 +10,7 @@
 #include "ringspan/kernel/pair_inputs.h"
 #include "ringspan/plan/plan.h"
 
-#include "binding/group/row_reading.h"
+#include "binding/group/agreement.h"
 
 namespace ringspan::binding {
 

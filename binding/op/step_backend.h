@@ -16,11 +16,32 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "ringspan/kernel/pair_inputs.h"
+#include "ringspan/view/tensor_view.h"
+
 #include "binding/group/torch_store.h"
 #include "binding/op/call.h"
-#include "binding/op/call_tensors.h"
 
 namespace ringspan::binding {
+
+// The tensors of a call as the backends see them: [batch, heads, rows, dim] views over the caller's; statistics
+// [batch, heads, rows].
+struct ForwardTensors {
+  at::Tensor q, k, v;
+  at::Tensor out, max, sum, lse;
+  at::Tensor sink;  // [heads] in the accumulator type; may be undefined
+  PairInputs pairs{};
+};
+
+struct BackwardTensors {
+  at::Tensor q, k, v, out, lse;
+  at::Tensor grad_out;
+  at::Tensor grad_lse;  // may be undefined
+  at::Tensor dq, dk, dv;
+  at::Tensor sink, dsink;  // [heads] in the accumulator type; may be undefined, both
+  PairInputs pairs{};
+  TensorView dbias{};  // as in GradsView
+};
 
 // Whether the step ops run a call of these tensors: those of a device other than the CPU always, where they can, else
 // Unsupported with the reason; on the CPU where someone has registered kernels and these can, else our own kernels run.

@@ -4,10 +4,7 @@
 #include <cmath>
 
 #include "ringspan/base/error.h"
-#include "ringspan/kernel/backward_call.h"
 #include "ringspan/kernel/call_support.h"
-#include "ringspan/kernel/forward_call.h"
-#include "ringspan/kernel/pair_checks.h"
 
 namespace ringspan {
 namespace {

@@ -1,5 +1,5 @@
-#include "ringspan/kernel/backward_call.h"
-
+// A backward call as waves over query rows x key/value rows of some key/value heads. Each wave packs its queries,
+// runs one job per key/value block, then writes or adds its dQ, dK and dV to the caller's.
 #include <algorithm>
 #include <cstring>
 

@@ -1,4 +1,5 @@
-// What forward and backward calls share: views for the kernels, the split of the workspace, and the job loop.
+// The ways to run a call, each in the file of its name, and what they share: views for the kernels, the split of the
+// workspace, and the job loop.
 #pragma once
 
 #include <cstddef>
@@ -9,6 +10,7 @@
 #include "ringspan/kernel/attention.h"
 #include "ringspan/kernel/isa.h"
 #include "ringspan/kernel/kernel_abi.h"
+#include "ringspan/kernel/tile_index.h"
 #include "ringspan/kernel/workspace.h"
 #include "ringspan/view/tensor_view.h"
 
@@ -32,6 +34,18 @@ struct CallResources {
   Workspace& workspace;
   const Parallel& parallel;
 };
+
+// `args` has been checked.
+void run_forward(const ForwardArgs& args, const CallResources& resources);
+void run_backward(const BackwardArgs& args, const CallResources& resources);
+
+// Whether the call has so few rows that packing keys and values would not pay; runs one of these.
+bool is_decoding(const ForwardArgs& args);
+void run_decode(const ForwardArgs& args, const CallResources& resources);
+
+// Runs the call and returns true where query blocks meet few keys. `wave` has the call's tensors, tiles and sizes.
+bool run_narrow(const ForwardArgs& args, const CallResources& resources, const TileIndex& index,
+                const ForwardWave& wave, int workers);
 
 RawView raw_view(const ConstTensorView& view);
 PairRule pair_rule(const PairInputs& pairs);

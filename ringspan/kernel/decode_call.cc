@@ -1,5 +1,4 @@
-#include "ringspan/kernel/decode_call.h"
-
+// A forward call with few query rows per key/value head (decoding), see decode-inl.h.
 #include <algorithm>
 #include <vector>
 

@@ -1,11 +1,12 @@
-#include "ringspan/kernel/forward_call.h"
-
+// A forward call as waves. A wave is as many key/value heads, or as many rows of one, as fit packed into the
+// workspace; it packs them in parallel, then runs its jobs, the heaviest first.
+//
+//   short keys:   wave 0 = heads 0..4 | wave 1 = heads 5..9         every job ends its rows
+//   long keys:    wave 0 = head 0, rows [0, n) | wave 1 = head 0, rows [n, 2n) ...   rows go on in a state
 #include <algorithm>
 #include <cstring>
 
 #include "ringspan/kernel/call_support.h"
-#include "ringspan/kernel/decode_call.h"
-#include "ringspan/kernel/narrow_call.h"
 #include "ringspan/kernel/tile_index.h"
 
 namespace ringspan::kernel {

@@ -19,15 +19,6 @@ constexpr int64_t Tile::* kTileFields[] = {&Tile::batch,     &Tile::q_row0,  &Ti
 constexpr const char* kTileNames[] = {"batch",   "q_row0",  "q_rows",    "q_pos0", "q_stride", "kv_row0",
                                       "kv_rows", "kv_pos0", "kv_stride", "lo",     "hi"};
 
-const char* name_of(GradRoute route) { return route == GradRoute::kFromOwner ? "from_owner" : "from_next"; }
-
-GradRoute parse_route(const std::string& name) {
-  for (GradRoute route : {GradRoute::kFromOwner, GradRoute::kFromNext}) {
-    if (name == name_of(route)) return route;
-  }
-  throw Error(concat("plan: grad_route \"", name, "\" is unknown; use from_owner or from_next"));
-}
-
 // The fields of each struct, named once for both directions: `archive` is a Writer or a Reader.
 template <class T, class Struct>
 concept Of = std::same_as<std::remove_const_t<T>, Struct>;
@@ -188,7 +179,7 @@ void read_name(const std::string& name, DType& value) { value = parse_dtype(name
 void read_name(const std::string& name, Layout& value) { value = parse_layout(name); }
 void read_name(const std::string& name, Payload& value) { value = parse_payload(name); }
 void read_name(const std::string& name, Schedule& value) { value = parse_schedule(name); }
-void read_name(const std::string& name, GradRoute& value) { value = parse_route(name); }
+void read_name(const std::string& name, GradRoute& value) { value = parse_route(name, "plan: grad_route"); }
 
 template <class T>
 void read(const Json& json, T& value) {

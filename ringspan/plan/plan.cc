@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "ringspan/base/error.h"
+
 namespace ringspan {
 namespace {
 
@@ -53,6 +55,15 @@ bool moves_dq(const RankPlan& part) {
     if (!first) first = &step;
   }
   return false;
+}
+
+const char* name_of(GradRoute route) { return route == GradRoute::kFromOwner ? "from_owner" : "from_next"; }
+
+GradRoute parse_route(std::string_view name, std::string_view what) {
+  for (const GradRoute route : {GradRoute::kFromOwner, GradRoute::kFromNext}) {
+    if (name == name_of(route)) return route;
+  }
+  throw Error(concat(what, " \"", name, "\" is unknown; use from_owner or from_next"));
 }
 
 Plan::Plan(const Problem& problem, MaskSpec mask, ShardMap q_map, ShardMap kv_map, Schedule schedule,

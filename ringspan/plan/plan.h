@@ -29,6 +29,9 @@ namespace ringspan {
 // How gradients that go round come home. kFromOwner: they leave the owner with step 0's part, world hops (what a
 // symmetric all_to_all posts). kFromNext: the owner keeps its own part, they start at the next rank, world - 1 hops.
 enum class GradRoute : uint8_t { kFromOwner, kFromNext };
+const char* name_of(GradRoute route);
+// `what` is what an Error calls it.
+GradRoute parse_route(std::string_view name, std::string_view what);
 
 // Rows that a step works on: of queries (q, and in backward dout, lse, delta) or of keys and values (k, v). Buffers of
 // one side have the same rows and heads in the same slot.

@@ -27,7 +27,47 @@ void add_bytes(std::vector<SlotBook::PeerSize>& peers, int64_t peer, int64_t byt
 }  // namespace
 
 SlotBook::SlotBook(const RankPlan& part, const std::vector<Step>& steps, Exchange exchange)
-    : part_(part), exchange_(exchange), uses_(part, steps) {}
+    : part_(part), exchange_(exchange) {
+  for (const Step& step : steps) {
+    note_uses(step.before);
+    for (int64_t index = 0; step.computes && index < kNumPayloads; ++index) {
+      const auto payload = static_cast<Payload>(index);
+      const bool of_kv = is_of_kv(payload);
+      const int64_t slot = is_gradient(payload) ? (of_kv ? step.dkv : step.dq).slot : (of_kv ? step.kv : step.q).slot;
+      note_use(payload, slot, {step.step});
+    }
+    note_uses(step.after);
+  }
+  // What arrives late counts when it arrives.
+  for (auto& [slot, uses] : uses_) {
+    std::stable_sort(uses.begin(), uses.end(), [](const SlotUse& a, const SlotUse& b) { return a.step < b.step; });
+  }
+}
+
+void SlotBook::note_uses(const std::vector<Transfer>& transfers) {
+  for (const Transfer& t : transfers) {
+    if (t.src == part_.rank) note_use(t.payload, t.from.slot, {t.step});
+  }
+  for (const Transfer& t : transfers) {
+    if (t.dst != part_.rank) continue;
+    const bool replaces = replaces_slot(t, part_.problem);
+    note_use(t.payload, t.to.slot, {t.step, replaces});
+    if (!replaces) note_use(t.payload, t.to.slot, {t.needed_by});
+  }
+}
+
+void SlotBook::note_use(Payload payload, int64_t slot, const SlotUse& use) {
+  if (slot != kOwnSlot && slot != kNoSlot) uses_[{payload, slot}].push_back(use);
+}
+
+// Whether nothing needs what lies there from step `step` on, before other content replaces it.
+bool SlotBook::is_done(const Slot& slot, int64_t step) const {
+  const auto found = uses_.find(slot);
+  if (found == uses_.end()) return true;
+  const auto next = std::partition_point(found->second.begin(), found->second.end(),
+                                         [&](const SlotUse& use) { return use.step < step; });
+  return next == found->second.end() || next->replaces;
+}
 
 void SlotBook::post(std::span<const Transfer> transfers) {
   if (transfers.empty()) return;
@@ -166,10 +206,6 @@ void SlotBook::wait(int64_t step, bool gradients) {
   free_done_slots(step, gradients);
 }
 
-SlotBook::Area SlotBook::slot(Payload payload, const Operand& operand) {
-  return slot(payload, operand.slot, operand.rows, heads_of(payload, part_.problem, operand));
-}
-
 SlotBook::Area SlotBook::slot(Payload payload, int64_t slot, int64_t rows, const HeadRange& range) {
   const int64_t heads = range.end - range.begin;
   const auto found = slots_.find({payload, slot});
@@ -218,9 +254,14 @@ void SlotBook::free_slot(const Slot& slot) {
 void SlotBook::free_done_slots(int64_t step, bool gradients) {
   std::vector<Slot> done;
   for (const auto& [slot, held] : slots_) {
-    if (is_gradient(slot.first) == gradients && uses_.is_done(slot.first, slot.second, step)) done.push_back(slot);
+    if (is_gradient(slot.first) == gradients && is_done(slot, step)) done.push_back(slot);
   }
   for (const Slot& slot : done) free_slot(slot);
+}
+
+DType SlotBook::element_type(Payload payload) const {
+  const DType dtype = part_.problem.dtype;
+  return size_of(payload, part_.problem).element_bytes == size_of(dtype) ? dtype : accumulator_of(dtype);
 }
 
 int64_t SlotBook::bytes_in(Payload payload, int64_t rows, int64_t heads) const {

@@ -6,7 +6,7 @@
 //          the other, as they came in one message, are that message; all else is packed. What comes has one block, in
 //          the order of the ranks; rows that fill a slot are the slot as they lie there.
 //   wait   Other rows move from the message to their place, or are added there, in the order of the plan.
-//   free   A block is free when no message needs it and the plan is done with all slots in it (SlotUses).
+//   free   A block is free when no message needs it and the plan is done with all slots in it.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,6 @@
 
 #include "ringspan/plan/exchange.h"
 #include "ringspan/plan/plan.h"
-#include "ringspan/plan/slot_uses.h"
 
 namespace ringspan {
 
@@ -70,7 +69,6 @@ class SlotBook {
   // Where a buffer of these rows and heads lies; made where the slot does not hold one. dk and dv, which travel
   // together, are made in one block.
   Area slot(Payload payload, int64_t slot, int64_t rows, const HeadRange& heads);
-  Area slot(Payload payload, const Operand& operand);
 
   // Memory that lives until the end of the pass.
   void keep(int64_t bytes) { allocate(bytes); }
@@ -87,6 +85,8 @@ class SlotBook {
   // Copies or adds what has arrived to its place.
   virtual void on_arrival(const MessagePart&) {}
 
+  // Of the elements of every payload but the bias and the mask, which have their own.
+  DType element_type(Payload payload) const;
   const std::list<Journey>& journeys() const { return journeys_; }  // in the order of posting
 
   const RankPlan& part_;
@@ -99,8 +99,16 @@ class SlotBook {
   struct BlockUse {
     int64_t bytes = 0, users = 0;
   };
+  // The plan reads, sends or adds to what lies in a slot, or puts other content in its place.
+  struct SlotUse {
+    int64_t step = 0;
+    bool replaces = false;
+  };
   using Slot = std::pair<Payload, int64_t>;
 
+  void note_uses(const std::vector<Transfer>& transfers);
+  void note_use(Payload payload, int64_t slot, const SlotUse& use);
+  bool is_done(const Slot& slot, int64_t step) const;
   void post_message(const Post& post);
   Area ready_message(const Post& post) const;
   void plan_sending(Journey& journey);
@@ -115,7 +123,7 @@ class SlotBook {
   int64_t bytes_in(Payload payload, int64_t rows, int64_t heads) const;
 
   const Exchange exchange_;
-  SlotUses uses_;
+  std::map<Slot, std::vector<SlotUse>> uses_;  // of the pass, in the order in which they happen
   std::map<Slot, SlotEntry> slots_;
   std::map<Block, BlockUse> blocks_;
   Block next_block_ = 0;

@@ -1,7 +1,6 @@
 #include "ringspan/ring/extras.h"
 
 #include "ringspan/base/error.h"
-#include "ringspan/kernel/pair_checks.h"
 
 namespace ringspan {
 namespace {

@@ -43,41 +43,24 @@ HostStore::~HostStore() {
 void HostStore::bind(Payload payload, const TensorView& tensor) { own_[payload] = tensor; }
 
 DType HostStore::dtype_of(Payload payload) const {
-  const Problem& p = part_.problem;
-  switch (payload) {
-    case Payload::kQ:
-    case Payload::kK:
-    case Payload::kV:
-    case Payload::kOut:
-    case Payload::kDout: return p.dtype;
-    case Payload::kBias: return own_.at(payload).dtype;
-    case Payload::kMask: return DType::kByte;
-    default: return accumulator_of(p.dtype);
-  }
+  return payload == Payload::kBias || payload == Payload::kMask ? own_.at(payload).dtype : element_type(payload);
+}
+
+TensorView HostStore::tensor_in(Payload payload, int64_t number, int64_t rows, const HeadRange& heads) {
+  if (number == kOwnSlot) return own_.at(payload);
+  const PayloadSize size = size_of(payload, part_.problem);
+  return view_of(at(slot(payload, number, rows, heads)), dtype_of(payload), Layout::kBNSD,
+                 {size.batch, heads.end - heads.begin, rows, size.dim});
 }
 
 TensorView HostStore::view(Payload payload, const Operand& operand) {
-  if (operand.slot == kOwnSlot) return own_.at(payload);
-  const Area area = slot(payload, operand);
-  const PayloadSize size = size_of(payload, part_.problem);
-  const HeadRange heads = heads_of(payload, part_.problem, operand);
-  return view_of(at(area), dtype_of(payload), Layout::kBNSD,
-                 {size.batch, heads.end - heads.begin, operand.rows, size.dim});
+  return tensor_in(payload, operand.slot, operand.rows, heads_of(payload, part_.problem, operand));
 }
 
 TensorView HostStore::tensor_at(const Transfer& transfer, const BufferPlace& place) {
-  const bool is_own = place.slot == kOwnSlot;
-  TensorView whole;
-  if (is_own) {
-    whole = own_.at(transfer.payload);
-  } else {
-    const PayloadSize size = size_of(transfer.payload, part_.problem);
-    const Area area = slot(transfer.payload, place.slot, place.rows, {place.head_begin, place.head_end});
-    whole = view_of(at(area), dtype_of(transfer.payload), Layout::kBNSD,
-                    {size.batch, place.head_end - place.head_begin, place.rows, size.dim});
-  }
+  const TensorView whole = tensor_in(transfer.payload, place.slot, place.rows, {place.head_begin, place.head_end});
   const TensorView entries = narrow(whole, 0, transfer.batch_begin, transfer.batch_end);
-  const int64_t first_head = is_own ? 0 : place.head_begin;
+  const int64_t first_head = place.slot == kOwnSlot ? 0 : place.head_begin;
   return narrow(entries, 1, transfer.head_begin - first_head, transfer.head_end - first_head);
 }
 

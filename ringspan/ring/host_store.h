@@ -44,6 +44,8 @@ class HostStore final : public Store, private SlotBook {
   void finish(const PostedMessage& message);
   DType dtype_of(Payload payload) const;
   std::byte* at(const Area& area) const { return memory_.at(area.block).data() + area.offset; }
+  // The tensor of slot `number`.
+  TensorView tensor_in(Payload payload, int64_t number, int64_t rows, const HeadRange& heads);
   // The tensor that holds the transfer's rows at one end, of its batch entries and heads.
   TensorView tensor_at(const Transfer& transfer, const BufferPlace& place);
   TensorView message_at(const Transfer& transfer, std::byte* data) const;

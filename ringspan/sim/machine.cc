@@ -56,30 +56,9 @@ void machine_fields(Archive& archive, Subject& machine) {
   archive("kernels", machine.kernels);
 }
 
-class Writer {
- public:
-  template <class T>
-  void operator()(const char* name, const T& value) {
-    json_[name] = value;
-  }
-  void operator()(const char* name, DType value) { json_[name] = name_of(value); }
-  void operator()(const char* name, const LinkClass& link) {
-    Writer writer;
-    link_fields(writer, link);
-    json_[name] = writer.json_;
-  }
-  void operator()(const char* name, const std::vector<KernelSpeed>& speeds) {
-    json_[name] = Json::array();
-    for (const KernelSpeed& speed : speeds) {
-      Writer writer;
-      speed_fields(writer, speed);
-      json_[name].push_back(writer.json_);
-    }
-  }
-  const Json& json() const { return json_; }
-
- private:
-  Json json_ = Json::object();
+struct Writer {
+  Json& json;
+  void operator()(const char* name, const auto& value) { json[name] = value; }
 };
 
 class Reader {
@@ -135,6 +114,17 @@ class Reader {
 
 }  // namespace
 
+// The JSON library looks for these beside the types.
+static void to_json(Json& json, const DType& dtype) { json = name_of(dtype); }
+static void to_json(Json& json, const LinkClass& link) {
+  Writer writer{json};
+  link_fields(writer, link);
+}
+static void to_json(Json& json, const KernelSpeed& speed) {
+  Writer writer{json};
+  speed_fields(writer, speed);
+}
+
 void Machine::check() const {
   RINGSPAN_CHECK(ranks_per_node >= 1, "machine: ranks_per_node is ", ranks_per_node, "; it must be at least 1");
   RINGSPAN_CHECK(processors_per_node >= 1, "machine: processors_per_node is ", processors_per_node,
@@ -186,9 +176,10 @@ Machine machine_from_json(std::string_view text) {
 }
 
 std::string to_json(const Machine& machine) {
-  Writer writer;
+  Json json;
+  Writer writer{json};
   machine_fields(writer, machine);
-  return writer.json().dump(2);
+  return json.dump(2);
 }
 
 }  // namespace ringspan

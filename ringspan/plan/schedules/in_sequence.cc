@@ -1,7 +1,7 @@
-#include "ringspan/plan/schedules/in_sequence.h"
-
 #include <algorithm>
 #include <utility>
+
+#include "ringspan/plan/schedules/builder.h"
 
 namespace ringspan::detail {
 namespace {

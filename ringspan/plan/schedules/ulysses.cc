@@ -16,7 +16,7 @@
 //     rank 0   exchange      KV of 0,1 [1] >   KV of 2,3 [2]
 //     rank 2   exchange      KV of 2,3 [1] >   KV of 0,1 [2]
 //
-// In [1] and its like the rows of a team lie in the order of the sequence (in_sequence.h), so that a mask meets few
+// In [1] and its like the rows of a team lie in the order of the sequence (builder.h), so that a mask meets few
 // segments, whatever the map.
 //
 // Messages a rank sends, every tensor counted apart, teams of U ranks and R = W / U teams, c pieces of a shard:
@@ -32,7 +32,7 @@
 #include <numeric>
 #include <utility>
 
-#include "ringspan/plan/schedules/in_sequence.h"
+#include "ringspan/plan/schedules/builder.h"
 #include "ringspan/plan/schedules/ring.h"
 #include "ringspan/plan/schedules/schedules.h"
 

@@ -143,7 +143,7 @@ TEST_P(AttentionNanTest, BadValuesReachOnlyTheRowsThatKeepThemInDecoding) {
   }
 }
 
-// Where workers pack keys for themselves (kernel/narrow_call.h).
+// Where workers pack keys for themselves (kernel/narrow_call.cc).
 TEST_P(AttentionNanTest, BadValuesReachOnlyTheRowsThatKeepThemInNarrowMasks) {
   if (GetParam().is_slow || kIsSanitized) GTEST_SKIP() << "minutes";
   constexpr Bad kFew[] = {{Where::kK, 133, kNan}, {Where::kV, 777, kNan}, {Where::kV, 1490, -kInfinity}};

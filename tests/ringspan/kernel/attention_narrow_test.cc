@@ -1,4 +1,4 @@
-// Masks that keep few keys for each query block (kernel/narrow_call.h): many key blocks, so that the slots of a buffer
+// Masks that keep few keys for each query block (kernel/narrow_call.cc): many key blocks, so that the slots of a buffer
 // of packed keys serve one after the other, and workers that pack the same block twice.
 #include <algorithm>
 #include <array>

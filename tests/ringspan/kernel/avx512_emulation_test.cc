@@ -6,9 +6,7 @@
 
 #include <gtest/gtest.h>
 
-#include "ringspan/kernel/backward_call.h"
 #include "ringspan/kernel/call_support.h"
-#include "ringspan/kernel/forward_call.h"
 
 #include "tests/ringspan/support/attention_case.h"
 

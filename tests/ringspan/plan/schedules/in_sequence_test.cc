@@ -1,11 +1,10 @@
-#include "ringspan/plan/schedules/in_sequence.h"
-
 #include <numeric>
 #include <vector>
 
 #include <gtest/gtest.h>
 
 #include "ringspan/plan/schedule.h"
+#include "ringspan/plan/schedules/builder.h"
 
 #include "tests/ringspan/plan/plan_cases.h"
 

@@ -1,4 +1,4 @@
-#include "ringspan/kernel/pair_checks.h"
+#include "ringspan/kernel/pair_inputs.h"
 
 #include <algorithm>
 #include <cmath>
