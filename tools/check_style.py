@@ -27,8 +27,6 @@ FIXED_BY_CALLERS = {
     "bench/pytorch_ring.py": {"_backward"},
     "binding/npu/ops.cc": {"forward", "dropout_gen_mask"},
     "binding/op/autograd_op.cc": {"forward"},
-    "python/ringspan/device/cuda.py": {"forward", "backward"},
-    "python/ringspan/device/npu.py": {"forward", "backward"},
     "python/ringspan/device/registry.py": {"forward", "backward"},
     "python/ringspan/dtensor/sdpa_hook.py": {"scaled_dot_product_attention"},
     "python/ringspan/hf/attention.py": {"_attend"},
