@@ -41,7 +41,7 @@ def run_command(arguments: Sequence[str]) -> int:
             time.sleep(2)
         raise
     if config.dry_run:
-        return _dry_run(config, arguments, checks) if first else 0
+        return int(first and not _write(config, _begin(config, arguments, checks, uuid.uuid4().hex)))
     return _run(config, arguments, checks)
 
 
@@ -61,11 +61,6 @@ def _begin(config: Config, arguments: Sequence[str], checks: list[dict[str, str]
     return record
 
 
-def _dry_run(config: Config, arguments: Sequence[str], checks: list[dict[str, str]]) -> int:
-    record = _begin(config, arguments, checks, uuid.uuid4().hex)
-    return 0 if _write(config, record) else 1
-
-
 def _run(config: Config, arguments: Sequence[str], checks: list[dict[str, str]]) -> int:
     record = _begin(config, arguments, checks, _run_id())
     reporter = Reporter(config, record)
@@ -83,7 +78,8 @@ def _run(config: Config, arguments: Sequence[str], checks: list[dict[str, str]])
                 reporter.beat()
                 bar.show(phase, done, total)
 
-            ranks = Ranks(world_group(), _device(config))
+            device = f"cuda:{config.local_rank}" if config.backend == "nccl" else "cpu"
+            ranks = Ranks(world_group(), device)
             measure(config, ranks, record, beat)
         written = config.rank != 0 or _write(config, record)
         reporter.succeed()
@@ -133,7 +129,3 @@ def _run_id() -> str:
     given = os.environ.get("TORCHELASTIC_RUN_ID", "none")
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     return uuid.uuid4().hex if given == "none" else f"{given}/{attempt}"
-
-
-def _device(config: Config) -> str:
-    return f"cuda:{config.local_rank}" if config.backend == "nccl" else "cpu"

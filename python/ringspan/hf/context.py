@@ -160,8 +160,8 @@ def _begin(context: _Context, args: tuple, kwargs: dict[str, Any]) -> tuple[tupl
         smap = context.shard_map
         rows = smap.local_rows(context.rank)
         args, kwargs, local = check_call(context.model, args, kwargs, rows, context.documents)
-        whole = gather(local, smap, context.group, context.documents)
-    context.forward = Forward(context.group, smap, rows, context.documents, whole.padding, whole.counts_from_zero)
+        padding, from_zero = gather(local, smap, context.group, context.documents)
+    context.forward = Forward(context.group, smap, rows, context.documents, padding, from_zero)
     return args, kwargs
 
 

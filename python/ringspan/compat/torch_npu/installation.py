@@ -8,16 +8,17 @@ import sys
 from contextlib import ExitStack
 
 import torch
+from torch import Tensor
 
 from ringspan.compat.torch_npu.distributed import install_hccl, install_switches, make_distributed_modules
 from ringspan.compat.torch_npu.generator import Generator, join_torch
 from ringspan.compat.torch_npu.npu_module import install_npu_module, make_npu_module
 from ringspan.compat.torch_npu.ops import VendorOps
 from ringspan.compat.torch_npu.packages import packages_of
-from ringspan.compat.torch_npu.steps import install_steps
 from ringspan.compat.torch_npu.strings import install_strings
 from ringspan.compat.torch_npu.testing import make_testing_modules
 from ringspan.compat.torch_npu.undo import set_item
+from ringspan.device import NpuSteps, npu_refusal, serve
 
 NAME = "torch_npu"
 
@@ -80,8 +81,14 @@ def _install(stack: ExitStack, device_strings: bool, context_parallel: bool) -> 
     install_npu_module(stack, npu)
     join_torch(stack, generator)
     install_hccl(stack)
-    install_steps(stack)
+    # Calls of several ranks take the way of an NPU: whoever replaces `npu_ring_attention_update` sees them.
+    # What a step cannot do (dropout, masks as tensors, fp64) and calls of one rank run on this library's kernels.
+    stack.callback(serve("CPU", NpuSteps(), _refusal).close)
     if context_parallel:
         install_switches(stack)
     if device_strings:
         install_strings(stack)
+
+
+def _refusal(query: Tensor, sizes: list[int], given: list[str]) -> str:
+    return "one rank has no steps" if sizes[0] == 1 else npu_refusal(query, sizes, given)
