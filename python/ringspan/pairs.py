@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from ringspan.call import Given, Sizes
-from ringspan.masks import Frame, corner_of
+from ringspan.masks import Frame, checked_align, corner_of
 from ringspan.numbers import (
     LARGEST,
     check_above_zero_in_accumulator,
@@ -52,9 +52,7 @@ def alibi(slopes: Tensor, align: str | None = None) -> Alibi:
         given = f"{slopes.dtype} {list(slopes.shape)}" if isinstance(slopes, Tensor) else type(slopes).__name__
         raise ValueError(f"alibi(slopes={given}): give a float32 tensor of one value per query head, [N] or [B, N]")
     check_offered("alibi", slopes.requires_grad)
-    if align not in (None, "top_left", "bottom_right"):
-        raise ValueError(f"alibi(align={align!r}): give 'top_left', 'bottom_right' or None")
-    return Alibi(slopes, align)
+    return Alibi(slopes, checked_align("alibi", align))
 
 
 @dataclass(frozen=True)

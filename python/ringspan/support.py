@@ -112,19 +112,11 @@ def check_on_device(device: str, argument: str) -> None:
         raise NotImplementedError(message)
 
 
-def refusal_of(argument: str, value: Any) -> str | None:
-    """What a call with this value is told, None where it is offered."""
-    for entry in REFUSALS:
-        if entry.argument == argument and entry.is_refused(value):
-            return entry.message(value)
-    return None
-
-
 def check_offered(argument: str, value: Any) -> None:
     """Raises NotImplementedError if the table refuses `value` for `argument`."""
-    message = refusal_of(argument, value)
-    if message is not None:
-        raise NotImplementedError(message)
+    for entry in REFUSALS:
+        if entry.argument == argument and entry.is_refused(value):
+            raise NotImplementedError(entry.message(value))
 
 
 def table() -> str:

@@ -21,7 +21,7 @@ from ringspan.bench.decision import decide
 from ringspan.bench.failures import Reporter, describe
 from ringspan.bench.launch import world_group
 from ringspan.bench.preflight import check_before
-from ringspan.bench.progress import Bar, print_summary
+from ringspan.bench.progress import print_summary, progress_bar
 from ringspan.bench.ranks import Ranks
 from ringspan.bench.result import begin_result, write_result
 from ringspan.bench.run import measure, planned_metrics
@@ -72,11 +72,11 @@ def _run(config: Config, arguments: Sequence[str], checks: list[dict[str, str]])
         record["run"]["id"] = store.get("run").decode()
         reporter.store = store
         # The failure is written before the bar goes: nothing may come between them and torchrun's patience.
-        with Bar(shown=config.rank == 0) as bar:
+        with progress_bar(shown=config.rank == 0) as show:
 
             def beat(phase: str, done: int, total: int) -> None:
                 reporter.beat()
-                bar.show(phase, done, total)
+                show(phase, done, total)
 
             device = f"cuda:{config.local_rank}" if config.backend == "nccl" else "cpu"
             ranks = Ranks(world_group(), device)

@@ -109,9 +109,7 @@ def map_of_indices(indices: Tensor, world: int) -> ShardMap:
 
 def _segments(positions: Tensor) -> list[tuple[int, int, int, int]]:
     """Runs of neighbours, as (local row, begin, length, stride)."""
-    first = torch.ones(len(positions), dtype=torch.bool)
-    first[1:] = positions.diff() != 1
-    begins = first.nonzero()[:, 0]
-    lengths = begins.diff(append=torch.tensor([len(positions)]))
-    runs = zip(begins.tolist(), positions[begins].tolist(), lengths.tolist(), strict=True)
+    offsets, lengths = torch.unique_consecutive(positions - torch.arange(len(positions)), return_counts=True)
+    rows = lengths.cumsum(0) - lengths
+    runs = zip(rows.tolist(), (offsets + rows).tolist(), lengths.tolist(), strict=True)
     return [(row, position, length, 1) for row, position, length in runs]

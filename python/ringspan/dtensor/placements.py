@@ -124,7 +124,8 @@ def choose_roles(mesh: DeviceMesh, placements: Sequence[tuple[Placement, ...]], 
                 offered = all(count % (parts[role] * size) == 0 for count in counts[role])
             else:
                 offered = role == Role.REPLICATE or Role.SEQUENCE not in roles
-            cost = _cost_of_all(current, role, axes, size)
+            wanted = Shard(axes[role]) if role in axes else Replicate()
+            cost = sum(_cost(placement, wanted, size) for placement in current)
             if offered and cost < least:
                 best, least = role, cost
         parts[best] *= size
@@ -140,11 +141,6 @@ def _tried(current: Placement, axes: TensorAxes) -> list[str]:
             offered.remove(role)
             offered.insert(0, role)
     return offered
-
-
-def _cost_of_all(current: Sequence[Placement], role: str, axes: TensorAxes, size: int) -> float:
-    wanted = Shard(axes[role]) if role in axes else Replicate()
-    return sum(_cost(placement, wanted, size) for placement in current)
 
 
 def _cost(current: Placement, wanted: Placement, size: int) -> float:

@@ -69,7 +69,11 @@ def check_call(
         )
     if valid is None:
         valid = torch.ones(batch, rows, dtype=torch.int64)
-        args, kwargs = _with_mask(names, args, kwargs, valid)
+        place = names.index("attention_mask") if "attention_mask" in names else len(args)
+        if place < len(args):
+            args = (*args[:place], valid, *args[place + 1 :])
+        else:
+            kwargs = {**kwargs, "attention_mask": valid}
     return args, kwargs, torch.stack([positions.to(torch.int64), valid.to(torch.int64)])
 
 
@@ -97,13 +101,6 @@ def gather(local: Tensor, shard_map: ShardMap, group: Group, documents: Tensor |
         )
     from_zero = not bool((counted & (ahead != 0)).any())
     return None if bool(valid.all()) else valid, from_zero
-
-
-def _with_mask(names: list[str], args: tuple, kwargs: dict[str, Any], mask: Tensor) -> tuple[tuple, dict[str, Any]]:
-    place = names.index("attention_mask") if "attention_mask" in names else len(args)
-    if place < len(args):
-        return (*args[:place], mask, *args[place + 1 :]), kwargs
-    return args, {**kwargs, "attention_mask": mask}
 
 
 def _checked(given: dict[str, Any], name: str, batch: int, rows: int) -> Tensor | None:

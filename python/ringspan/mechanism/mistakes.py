@@ -157,15 +157,6 @@ MERGE = (
 )
 
 
-def _ledger(length: int, rounds: int, payload: int, total: int) -> dict[str, int]:
-    return {
-        "local_sequence_length": length,
-        "rounds": rounds,
-        "payload_per_round_bytes": payload,
-        "total_payload_per_rank_bytes": total,
-    }
-
-
 def _ledger_with(
     round_count: Callable[[int], int] = lambda ranks: ranks - 1,
     tensors: int = 2,
@@ -176,7 +167,12 @@ def _ledger_with(
     def estimate(sequence_length: int, hidden_size: int, dtype_bytes: int, cp_size: int) -> dict[str, int]:
         length, rounds = sequence_length // cp_size, round_count(cp_size)
         payload = tensors * length * parts_per_round(cp_size) * hidden_size * (dtype_bytes if count_bytes else 1)
-        return _ledger(length, rounds, payload, rounds * payload * senders(cp_size))
+        return {
+            "local_sequence_length": length,
+            "rounds": rounds,
+            "payload_per_round_bytes": payload,
+            "total_payload_per_rank_bytes": rounds * payload * senders(cp_size),
+        }
 
     return estimate
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import datetime
 from contextlib import ExitStack
 from types import ModuleType
-from typing import Any
 
 import torch.distributed as dist
 
+import ringspan
 from ringspan.compat.torch_npu.packages import packages_of
 from ringspan.compat.torch_npu.undo import set_attribute, set_item
 
@@ -31,15 +30,11 @@ BALANCERS = ("_HeadTailLoadBalancer", "_LoadBalancer", "_PerDocumentHeadTailLoad
 
 def npu_enable_cp_dtensor_dispatcher() -> None:
     """Makes the contract's ops and PyTorch's attention run over the ranks of a mesh when they are given DTensors."""
-    import ringspan
-
     ringspan.enable_cp_dtensor_dispatcher()
 
 
 def npu_disable_cp_dtensor_dispatcher() -> None:
     """Puts back what was there before."""
-    import ringspan
-
     ringspan.disable_cp_dtensor_dispatcher()
 
 
@@ -83,8 +78,4 @@ def install_hccl(stack: ExitStack) -> None:
         set_item(stack, mapping, key, None)
     backend.backend_list.append("hccl")
     stack.callback(backend.backend_list.remove, "hccl")
-    backend.register_backend("hccl", _make_gloo, devices=["cpu"])
-
-
-def _make_gloo(store: Any, rank: int, size: int, timeout: datetime.timedelta) -> Any:
-    return dist.ProcessGroupGloo(store, rank, size, timeout)
+    backend.register_backend("hccl", dist.ProcessGroupGloo, devices=["cpu"])

@@ -23,14 +23,7 @@ from ringspan.device import NpuSteps, npu_refusal, serve
 NAME = "torch_npu"
 
 
-class _Installation:
-    """What is in force in this process."""
-
-    def __init__(self) -> None:
-        self.undo: ExitStack | None = None
-
-
-_installation = _Installation()
+_UNDO: list[ExitStack] = []  # what is in force in this process, where there is an installation
 
 
 def install(*, device_strings: bool = True, context_parallel: bool = True) -> bool:
@@ -40,26 +33,25 @@ def install(*, device_strings: bool = True, context_parallel: bool = True) -> bo
     context_parallel: PyTorch's context parallelism switches our dispatcher instead of its own.
     A second call changes nothing.
     """
-    if _installation.undo is not None:
+    if _UNDO:
         return True
     if NAME in sys.modules or importlib.util.find_spec(NAME) is not None:
         return False
     with ExitStack() as stack:
         _install(stack, device_strings, context_parallel)
-        _installation.undo = stack.pop_all()
+        _UNDO.append(stack.pop_all())
     return True
 
 
 def uninstall() -> None:
     """Leaves everything as `install` found it. Without an installation nothing happens."""
-    stack, _installation.undo = _installation.undo, None
-    if stack is not None:
-        stack.close()
+    if _UNDO:
+        _UNDO.pop().close()
 
 
 def is_installed() -> bool:
     """Whether the stand-in is in force."""
-    return _installation.undo is not None
+    return bool(_UNDO)
 
 
 def _install(stack: ExitStack, device_strings: bool, context_parallel: bool) -> None:

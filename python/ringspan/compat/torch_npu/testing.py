@@ -29,7 +29,8 @@ class TestCase(unittest.TestCase):
 
         16-bit types take `prec16`. Stricter than torch_npu's, which lets a share of the elements be further apart.
         """
-        one, other = (np.asarray(_wide(value)) for value in (x, y))
+        plain = (value.detach().double().numpy() if isinstance(value, torch.Tensor) else value for value in (x, y))
+        one, other = map(np.asarray, plain)
         half = any(getattr(value, "dtype", None) in (torch.float16, torch.bfloat16, np.float16) for value in (x, y))
         np.testing.assert_allclose(
             one, other, rtol=prec16 if half else prec, atol=prec16 if half else prec, err_msg=message or ""
@@ -123,7 +124,3 @@ def _dtensor_base(name: str) -> Any:
             dist.destroy_process_group()
 
     return NPUDTensorTestBase
-
-
-def _wide(value: Any) -> Any:
-    return value.detach().double().numpy() if isinstance(value, torch.Tensor) else value
