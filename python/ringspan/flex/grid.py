@@ -38,6 +38,21 @@ class Grid:
         return Grid(self.batch, self.heads, self.q[..., begin:end], self.kv)
 
 
+@dataclass(frozen=True)
+class Pairs:
+    """The pairs of a call. rows: global positions of this rank's queries, [R] or [B, R]."""
+
+    batch: int
+    heads: int
+    q_len: int
+    kv_len: int
+    rows: Tensor
+
+    def grid(self, q: Tensor) -> Grid:
+        """All keys, at the queries q."""
+        return Grid(self.batch, self.heads, q, torch.arange(self.kv_len))
+
+
 def on_grid(function: Callable, grid: Grid) -> tuple[Tensor, ...]:
     """The tensors that `function(b, h, q, kv)` returns for one pair, for all: each [B or 1, N or 1, R or 1, C or 1]."""
     q_axis = 0 if grid.q.dim() == 2 else None

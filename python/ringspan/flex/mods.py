@@ -3,33 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ringspan.flex.grid import Grid, on_grid, row_chunks
+from ringspan.flex.grid import Grid, Pairs, on_grid, row_chunks
 from ringspan.flex.masks import Rule
 from ringspan.flex.score import Form, Score
 from ringspan.masks import Mask
 
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
-
-
-@dataclass(frozen=True)
-class Pairs:
-    """The pairs of a call. rows: global positions of this rank's queries, [R] or [B, R]."""
-
-    batch: int
-    heads: int
-    q_len: int
-    kv_len: int
-    rows: Tensor
-
-    def grid(self, q: Tensor) -> Grid:
-        """All keys, at the queries q."""
-        return Grid(self.batch, self.heads, q, torch.arange(self.kv_len))
 
 
 def scale_and_softcap(form: Form, scale: float) -> dict[str, Any]:
@@ -57,8 +42,7 @@ def read_score_mod(mod: ScoreMod, pairs: Pairs, dtype: torch.dtype) -> tuple[For
         added = _added(mod, pairs, first, first.added, dtype)
     mask = None
     if first.kept is not None:
-        rule = Rule(_kept_by(mod, dtype), None, pairs.batch, pairs.heads, pairs.q_len, pairs.kv_len)
-        mask = rule.convert(pairs.rows)
+        mask = Rule(_kept_by(mod, dtype), None, pairs).convert()
     return replace(form, added=added), mask
 
 
