@@ -40,8 +40,7 @@ PUBLIC = {
     "python/ringspan/attention.py": {"attention"},
     "python/ringspan/flex/attention.py": {"flex_attention", "to_arguments"},
     "python/ringspan/flex/masks.py": {"to_mask"},
-    "python/ringspan/plan.py": {"plan"},
-    "python/ringspan/planner.py": {"choose_plan"},
+    "python/ringspan/plan.py": {"plan", "choose_plan"},
 }
 
 CODE = {".h", ".cc", ".py"}

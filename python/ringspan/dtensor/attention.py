@@ -21,7 +21,7 @@ from ringspan.dtensor.operands import (
     takes_part,
     wholes,
 )
-from ringspan.dtensor.placements import SINK_AXES, Role, Roles, axes_of_pairs, axes_of_slopes
+from ringspan.dtensor.placements import Role, Roles, axes_beside
 from ringspan.dtensor.split import Split, split_in_effect
 from ringspan.entry import Telling
 from ringspan.group import LOCAL
@@ -90,18 +90,12 @@ def _map(given: ShardMap | None, rows: int, world: int, split: Split) -> ShardMa
 
 def _shardings_of_others(tensors: dict[str, DTensor], given: Given, roles: Roles) -> dict[str, Sharding]:
     """Where sink, mask and bias lie, each by the axes that it has for itself."""
-    shardings = {}
+    found = {}
     for name, tensor in tensors.items():
-        if name in OPERANDS:
-            continue
-        if name == "sink":
-            axes = SINK_AXES
-        elif name == "bias" and isinstance(given["bias"], Alibi):
-            axes = axes_of_slopes(tensor)
-        else:
-            axes = axes_of_pairs(tensor.shape)
-        shardings[name] = sharding_of(roles, axes, tensor.shape, tensor.dtype)
-    return shardings
+        if name not in OPERANDS:
+            axes = axes_beside(name, tensor, name == "bias" and isinstance(given["bias"], Alibi))
+            found[name] = sharding_of(roles, axes, tensor.shape, tensor.dtype)
+    return found
 
 
 def _local_pairs(given: Given, sizes: Sizes, parts: dict[str, Tensor]) -> dict[str, Any]:

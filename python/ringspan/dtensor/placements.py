@@ -76,6 +76,13 @@ def axes_of_pairs(shape: Sequence[int]) -> TensorAxes:
     return found
 
 
+def axes_beside(name: str, tensor: Tensor, are_slopes: bool) -> TensorAxes:
+    """The axes of a sink, of slopes, or else of a mask or bias."""
+    if name == "sink":
+        return SINK_AXES
+    return axes_of_slopes(tensor) if are_slopes else axes_of_pairs(tensor.shape)
+
+
 @dataclass(frozen=True)
 class Roles:
     """The role of every axis of a mesh, and into how many parts each role cuts over all its axes."""

@@ -17,8 +17,8 @@ A `StructuredMask` carries all that a layer's attention needs, the group too. So
 backward, outside the context, computes the same. docs/transformers.md says what is honoured and what is refused.
 """
 
-from ringspan.hf.context import CHECKED_MODELS, context_parallel
-from ringspan.hf.models import NAME
+from ringspan.hf.context import context_parallel
+from ringspan.hf.models import CHECKED_MODELS, NAME
 
 __all__ = ["CHECKED_MODELS", "NAME", "context_parallel", "register"]
 

@@ -14,11 +14,9 @@ from torch import Tensor
 from ringspan.entry import Telling, enters
 from ringspan.group import LOCAL, Group, name_and_world, rank_in, world_mismatch
 from ringspan.hf.inputs import check_call, gather
-from ringspan.hf.models import CHECKED_MODELS, check_model, find_model, num_layers
+from ringspan.hf.models import check_model, find_model, num_layers
 from ringspan.masks import int64_table
 from ringspan.shard_map import ShardMap
-
-__all__ = ["CHECKED_MODELS", "Forward", "context_parallel", "current_forward"]
 
 
 @dataclass

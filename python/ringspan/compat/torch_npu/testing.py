@@ -44,16 +44,10 @@ class TestCase(unittest.TestCase):
             super().assertEqual(first, second, msg)  # noqa: PT009  this is unittest
 
 
-class SupportedDevices:
+def supported_devices(names: list[str]) -> Callable[..., Any]:
     """Decorator: skips a test that is for other devices than the one that is imitated."""
-
-    def __init__(self, names: list[str]) -> None:
-        self.names = names
-
-    def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The test, or its skip."""
-        supported = any(DEVICE_NAME.startswith(name) for name in self.names)
-        return function if supported else unittest.skip(f"for {self.names}, this is {DEVICE_NAME}")(function)
+    is_supported = any(DEVICE_NAME.startswith(name) for name in names)
+    return unittest.skipUnless(is_supported, f"for {names}, this is {DEVICE_NAME}")
 
 
 def skip_if_unsupport_multi_npu(count: int) -> Callable[..., Any]:
@@ -87,7 +81,7 @@ def make_testing_modules() -> dict[str, ModuleType]:
     contents: dict[str, dict[str, Any]] = {
         "torch_npu.testing": {},
         "torch_npu.testing.testcase": {"TestCase": TestCase, "run_tests": unittest.main},
-        "torch_npu.testing.common_utils": {"SupportedDevices": SupportedDevices},
+        "torch_npu.testing.common_utils": {"SupportedDevices": supported_devices},
         "torch_npu.testing.common_distributed": {
             "with_comms": with_comms,
             "skipIfUnsupportMultiNPU": skip_if_unsupport_multi_npu,
