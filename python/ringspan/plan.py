@@ -170,7 +170,7 @@ def plan(
     given_map = shard_map or kv_shard_map
     if world_size is None:
         world_size = name_and_world(group)[1] if given_map is None or group is not None else given_map.world_size
-    check_world_size(world_size)
+    check_whole("world_size", world_size, 1)
     return Plan(world_size, question_of(given, sizes, world_size))
 
 
@@ -202,7 +202,7 @@ def choose_plan(
     check_machine(machine)
     given = locals() | {"shard_map": None, "kv_shard_map": None, "schedule": "auto"}
     check_choices(given)
-    check_world_size(world_size)
+    check_whole("world_size", world_size, 1)
     for schedule in schedules or ():
         check_schedule(schedule)
     for shard in shards or ():
@@ -230,8 +230,3 @@ def question_of(given: Given, sizes: Sizes, world_size: int) -> tuple[Any, ...]:
     scale = resolve_scale(given["scale"], sizes.qk_dim, given["dtype"])
     choices = (given["layout"], schedule_of_call(given["schedule"], given["exchange"]), given["exchange"])
     return spec, tables, *heads_and_dims, name_of_dtype(given["dtype"]), scale, *choices
-
-
-def check_world_size(world_size: int) -> None:
-    """Raises ValueError for what is no number of ranks."""
-    check_whole("world_size", world_size, 1)

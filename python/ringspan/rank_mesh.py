@@ -44,10 +44,8 @@ class RankMesh:
     def coordinates(self, rank: int) -> dict[str, int]:
         """The place of a global rank on every axis. ValueError outside 0..world-1."""
         self._check_rank(rank)
-        places = {}
-        for axis in reversed(_AXES):
-            rank, places[axis] = divmod(rank, getattr(self, axis))
-        return {axis: places[axis] for axis in _AXES}
+        places = torch.unravel_index(torch.tensor(rank), [getattr(self, axis) for axis in _AXES])
+        return {axis: int(place) for axis, place in zip(_AXES, places, strict=True)}
 
     def groups(self, kind: str) -> tuple[tuple[int, ...], ...]:
         """All groups of a kind ("dp", "cp", "ulysses", "tp", or "sequence" = cp x ulysses), as global ranks in order.

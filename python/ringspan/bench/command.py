@@ -34,7 +34,11 @@ def run_command(arguments: Sequence[str]) -> int:
         # Every rank finds the same fault; rank 0 tells it.
         with contextlib.nullcontext() if first else contextlib.redirect_stderr(io.StringIO()):
             config = parse(arguments)
-            checks = _preflight(config)
+            try:
+                checks = check_before(config)
+            except ValueError as error:
+                print(f"python -m ringspan.bench: error: {error}", file=sys.stderr)
+                raise SystemExit(2) from error
     except SystemExit as stop:
         if stop.code and not first:
             # torchrun ends all ranks when the first one is gone: rank 0 is to speak before that.
@@ -43,14 +47,6 @@ def run_command(arguments: Sequence[str]) -> int:
     if config.dry_run:
         return int(first and not _write(config, _begin(config, arguments, checks, uuid.uuid4().hex)))
     return _run(config, arguments, checks)
-
-
-def _preflight(config: Config) -> list[dict[str, str]]:
-    try:
-        return check_before(config)
-    except ValueError as error:
-        print(f"python -m ringspan.bench: error: {error}", file=sys.stderr)
-        raise SystemExit(2) from error
 
 
 def _begin(config: Config, arguments: Sequence[str], checks: list[dict[str, str]], run_id: str) -> dict[str, Any]:

@@ -140,17 +140,9 @@ def _forward(op: Any, given: Any) -> tuple[Any, ...]:
 
 
 def _wrapped(placed: _Placed, results: Sequence[Tensor], kept: list[Tensor]) -> tuple[Any, ...]:
-    out, row_max, row_sum, softmax_out, seed, offset = results
-    arrangement = placed.arrangement
-    return (
-        arrangement.out.wrap(out),
-        arrangement.slots.wrap(row_max),
-        arrangement.slots.wrap(row_sum),
-        arrangement.nothing.wrap(softmax_out),
-        arrangement.seed.wrap(seed),
-        arrangement.seed.wrap(offset),
-        kept,
-    )
+    lies = placed.arrangement
+    shardings = (lies.out, lies.slots, lies.slots, lies.nothing, lies.seed, lies.seed)
+    return (*(sharding.wrap(local) for sharding, local in zip(shardings, results, strict=True)), kept)
 
 
 def _backward(op: Any, given: Any) -> tuple[Tensor, ...]:

@@ -33,10 +33,6 @@ class Grid:
     q: Tensor
     kv: Tensor
 
-    def rows(self, begin: int, end: int) -> Grid:
-        """A part of the rows."""
-        return Grid(self.batch, self.heads, self.q[..., begin:end], self.kv)
-
 
 @dataclass(frozen=True)
 class Pairs:

@@ -37,13 +37,12 @@ def read_score_mod(mod: ScoreMod, pairs: Pairs, dtype: torch.dtype) -> tuple[For
     # has one element along an axis that it does not look at.
     place = torch.zeros(2, dtype=torch.int64)
     first = _read(mod, Grid(pairs.batch, pairs.heads, place.expand(*pairs.rows.shape[:-1], 2), place), dtype)
-    form, added = replace(first, added=None, kept=None), None
-    if first.added is not None:
-        added = _added(mod, pairs, first, first.added, dtype)
+    added = None if first.added is None else _added(mod, pairs, first, first.added, dtype)
     mask = None
+    score_of: Any = mod
     if first.kept is not None:
-        mask = Rule(_kept_by(mod, dtype), None, pairs).convert()
-    return replace(form, added=added), mask
+        mask = Rule(lambda *place: score_of(Score.of(Form(dtype)), *place).form.kept, None, pairs).convert()
+    return replace(first, added=added, kept=None), mask
 
 
 def _added(mod: ScoreMod, pairs: Pairs, first: Form, at_first: Tensor, dtype: torch.dtype) -> Tensor:
@@ -86,13 +85,3 @@ def _read(mod: ScoreMod, grid: Grid, dtype: torch.dtype) -> Form:
         added=None if form.added is None else added.to(dtype),
         kept=None if form.kept is None else kept,
     )
-
-
-def _kept_by(mod: ScoreMod, dtype: torch.dtype) -> Callable:
-    """The mask_mod inside of a score_mod."""
-
-    def decide(*place: Tensor) -> Any:
-        score: Any = mod(Score.of(Form(dtype)), *place)
-        return score.form.kept
-
-    return decide

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from types import ModuleType
+from typing import Any
 
 import torch.distributed as dist
 
 import ringspan
-from ringspan.compat.torch_npu.packages import packages_of
 from ringspan.compat.torch_npu.undo import set_attribute, set_item
 
 PACKAGE = "torch_npu.distributed.tensor.experimental"
@@ -38,8 +37,8 @@ def npu_disable_cp_dtensor_dispatcher() -> None:
     ringspan.disable_cp_dtensor_dispatcher()
 
 
-def make_distributed_modules() -> dict[str, ModuleType]:
-    """The modules by their full names."""
+def distributed_modules() -> dict[str, dict[str, Any]]:
+    """What the modules hold, by their full names."""
     from torch.distributed.tensor.experimental import _context_parallel as shared
 
     switches = {
@@ -47,7 +46,7 @@ def make_distributed_modules() -> dict[str, ModuleType]:
         "npu_disable_cp_dtensor_dispatcher": npu_disable_cp_dtensor_dispatcher,
     }
     names = {name: getattr(shared, name) for name in (*SHARED, *BALANCERS)}
-    contents = {
+    return {
         "torch_npu.distributed": {},
         "torch_npu.distributed.tensor": {},
         PACKAGE: {"context_parallel": shared.context_parallel},
@@ -55,7 +54,6 @@ def make_distributed_modules() -> dict[str, ModuleType]:
         f"{PACKAGE}._context_parallel._attention": {name: names[name] for name in SHARED} | switches,
         f"{PACKAGE}._context_parallel._npu_attention": switches,
     }
-    return packages_of(contents)
 
 
 def install_switches(stack: ExitStack) -> None:

@@ -6,17 +6,17 @@ import importlib.machinery
 import importlib.util
 import sys
 from contextlib import ExitStack
+from types import ModuleType
 
 import torch
 from torch import Tensor
 
-from ringspan.compat.torch_npu.distributed import install_hccl, install_switches, make_distributed_modules
+from ringspan.compat.torch_npu.distributed import distributed_modules, install_hccl, install_switches
 from ringspan.compat.torch_npu.generator import Generator, join_torch
 from ringspan.compat.torch_npu.npu_module import install_npu_module, make_npu_module
 from ringspan.compat.torch_npu.ops import VendorOps
-from ringspan.compat.torch_npu.packages import packages_of
 from ringspan.compat.torch_npu.strings import install_strings
-from ringspan.compat.torch_npu.testing import make_testing_modules
+from ringspan.compat.torch_npu.testing import testing_modules
 from ringspan.compat.torch_npu.undo import set_item
 from ringspan.device import NpuSteps, npu_refusal, serve
 
@@ -60,8 +60,11 @@ def _install(stack: ExitStack, device_strings: bool, context_parallel: bool) -> 
     stack.callback(ops.close)
     npu = make_npu_module(generator)
     root = ops.packets() | {"npu": npu, "__version__": f"{torch.__version__}.ringspan"}
-    modules = packages_of({NAME: root}) | {f"{NAME}.npu": npu}
-    modules |= make_distributed_modules() | make_testing_modules()
+    modules = {f"{NAME}.npu": npu}
+    for name, content in ({NAME: root} | distributed_modules() | testing_modules()).items():
+        # No file stands behind them; they count as packages, so that others can be imported from below them.
+        modules[name] = ModuleType(name)
+        vars(modules[name]).update(content, __path__=[])
     for name, module in modules.items():
         # Others ask for it before they import.
         module.__spec__ = importlib.machinery.ModuleSpec(name, None)

@@ -6,7 +6,6 @@ import functools
 import os
 import unittest
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,6 @@ import torch
 import torch.distributed as dist
 
 from ringspan.compat.torch_npu.npu_module import COUNT_VARIABLE, DEVICE_NAME
-from ringspan.compat.torch_npu.packages import packages_of
 
 WORLD_VARIABLE = "RINGSPAN_NPU_WORLD_SIZE"  # ranks of a distributed test
 _WORLD = 2
@@ -76,9 +74,9 @@ def world_size() -> int:
     return int(os.environ.get(WORLD_VARIABLE, _WORLD))
 
 
-def make_testing_modules() -> dict[str, ModuleType]:
-    """The modules by their full names. Bases of distributed tests are looked up in PyTorch when they are asked for."""
-    contents: dict[str, dict[str, Any]] = {
+def testing_modules() -> dict[str, dict[str, Any]]:
+    """What the modules hold, by their full names. PyTorch's bases of distributed tests are imported when asked for."""
+    return {
         "torch_npu.testing": {},
         "torch_npu.testing.testcase": {"TestCase": TestCase, "run_tests": unittest.main},
         "torch_npu.testing.common_utils": {"SupportedDevices": supported_devices},
@@ -89,7 +87,6 @@ def make_testing_modules() -> dict[str, ModuleType]:
         "torch_npu.testing._internal": {},
         "torch_npu.testing._internal.common_dtensor": {"__getattr__": _dtensor_base},
     }
-    return packages_of(contents)
 
 
 def _dtensor_base(name: str) -> Any:
