@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 from ringspan.call import Given, Sizes
 from ringspan.dtensor.arrangement import OPERANDS, Arrangement, Sharding, arrange, sharding_of
 from ringspan.dtensor.operands import (
-    as_dtensors,
+    as_dtensor,
     check_rows,
     common_mesh,
     in_place,
@@ -42,7 +42,8 @@ def attend_on_dtensors(given: Given) -> Tensor | tuple[Tensor, Stats]:
     if isinstance(given["bias"], Alibi):
         named["bias"] = given["bias"].slopes
     mesh = common_mesh(named)
-    tensors = as_dtensors(named, mesh)
+    named = {name: tensor for name, tensor in named.items() if tensor is not None or name in OPERANDS}
+    tensors = {name: as_dtensor(name, tensor, mesh) for name, tensor in named.items()}
     query, key, value = (tensors[name] for name in OPERANDS)
     arrangement = arrange(query, key, value, given["layout"], given["num_heads"])
     roles = arrangement.roles

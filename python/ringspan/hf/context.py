@@ -14,7 +14,7 @@ from torch import Tensor
 from ringspan.entry import Telling, enters
 from ringspan.group import LOCAL, Group, name_and_world, rank_in, world_mismatch
 from ringspan.hf.inputs import check_call, gather
-from ringspan.hf.models import check_model, find_model, num_layers
+from ringspan.hf.models import check_model, find_model
 from ringspan.masks import int64_table
 from ringspan.shard_map import ShardMap
 
@@ -169,7 +169,8 @@ def _end(context: _Context, output: Any) -> None:
     forward, context.forward = context.forward, None
     if output is None or forward is None:
         return
-    expected = num_layers(context.model)
+    config: Any = context.model.config
+    expected = config.num_hidden_layers
     if forward.calls != expected:
         raise NotImplementedError(
             f"{type(context.model).__name__} has {expected} layers and made {forward.calls} attention calls; layers "
