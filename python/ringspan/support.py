@@ -105,13 +105,6 @@ def device_refusal(device: str, given: Sequence[str]) -> str:
     return ""
 
 
-def check_on_device(device: str, argument: str) -> None:
-    """Raises NotImplementedError if the table refuses `argument` on `device`."""
-    message = device_refusal(device, (argument,))
-    if message:
-        raise NotImplementedError(message)
-
-
 def check_offered(argument: str, value: Any) -> None:
     """Raises NotImplementedError if the table refuses `value` for `argument`."""
     for entry in REFUSALS:

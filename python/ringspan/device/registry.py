@@ -33,9 +33,7 @@ class Steps:
         """Gradients of q, k and v. rows: grad_out, q, out and lse; the last two are those of whole rows."""
         raise NotImplementedError
 
-    def merge(self, state: Partial, part: Partial) -> Partial:
-        """Attention over the keys of both."""
-        return merge(state, part)
+    merge = staticmethod(merge)
 
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, tiles: Tensor, scale: float, out: Tensor, row_max: Tensor,
