@@ -53,11 +53,6 @@ class Refusal:
     instead: str
     is_refused: Callable[[Any], bool]
 
-    def message(self, value: Any) -> str:
-        """What the error says."""
-        shown = value if isinstance(value, str | int | float) else type(value).__name__
-        return f"{self.argument}={shown} is not offered yet (offered: {self.offered}); {self.instead}"
-
 
 REFUSALS = (
     Refusal(
@@ -109,7 +104,10 @@ def check_offered(argument: str, value: Any) -> None:
     """Raises NotImplementedError if the table refuses `value` for `argument`."""
     for entry in REFUSALS:
         if entry.argument == argument and entry.is_refused(value):
-            raise NotImplementedError(entry.message(value))
+            shown = value if isinstance(value, str | int | float) else type(value).__name__
+            raise NotImplementedError(
+                f"{argument}={shown} is not offered yet (offered: {entry.offered}); {entry.instead}"
+            )
 
 
 def table() -> str:
