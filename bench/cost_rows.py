@@ -16,6 +16,7 @@ from ringspan.bench.clock import Clock
 from settings import Settings
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
+from turns import first_calls, median_of, shortest_in_turns
 
 import ringspan as rs
 
@@ -56,7 +57,8 @@ def _run_small_call(name: str, repeats: int) -> dict[str, Any]:
 
     sides = {"ours": rs.attention, "pytorch": torch.nn.functional.scaled_dot_product_attention}
     medians = {
-        side: Clock().median(_through(call, (q, k, v), backward), 20 * repeats) * 1e3 for side, call in sides.items()
+        side: median_of(Clock(), _through(call, (q, k, v), backward), 20 * repeats) * 1e3
+        for side, call in sides.items()
     }
     return {
         "milliseconds": medians,
@@ -128,7 +130,7 @@ def _run_plan(name: str, repeats: int) -> dict[str, Any]:
     def build() -> object:
         return rs.plan(sizes, sizes, sizes, mask=mask, shard_map=smap).sent_bytes(world // 2)
 
-    median = Clock().median(build, repeats if world < 1024 else min(repeats, 3)) * 1e3
+    median = median_of(Clock(), build, repeats if world < 1024 else min(repeats, 3)) * 1e3
     return {
         "milliseconds": {"plan": median},
         "goals": [{"name": "plan_ms", "what": "ms for one rank", "value": median}],
@@ -152,7 +154,7 @@ def _run_plan_share(name: str, repeats: int) -> dict[str, Any]:
         return rs.attention(q, k, v, mask=mask, shard_map=own, kv_shard_map=whole)
 
     plan_s = peak.load_library().ringspan_plan_seconds(world, _SHARE_TOKENS, document, _HEADS, _HEAD_DIM, repeats)
-    medians = {"plan": plan_s * 1e3, "call": Clock().median(call, min(repeats, 5)) * 1e3}
+    medians = {"plan": plan_s * 1e3, "call": median_of(Clock(), call, min(repeats, 5)) * 1e3}
     share = medians["plan"] / medians["call"]
     return {
         "milliseconds": medians,
@@ -163,5 +165,5 @@ def _run_plan_share(name: str, repeats: int) -> dict[str, Any]:
 def _shortest_ms(sides: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
     """Of each side, in turns. A difference of two calls this short drowns in what else the machine does."""
     clock = Clock()
-    shortest = clock.shortest_in_turns(sides, clock.first_calls(sides)[1], _BUDGET_S, rounds)
+    shortest = shortest_in_turns(clock, sides, first_calls(clock, sides)[1], _BUDGET_S, rounds)
     return {side: seconds * 1e3 for side, seconds in shortest.items()}

@@ -12,6 +12,7 @@ from reference import distance_to, judge
 from ringspan.bench.clock import Clock
 from settings import Settings, run_each
 from shapes import DTYPES, decode_target
+from turns import first_calls, shortest_in_turns
 
 import ringspan as rs
 
@@ -50,10 +51,10 @@ def _run_row(dtype: str, heads: int, threads: int, settings: Settings) -> dict[s
     scores = query.double() @ key.double().transpose(-1, -2) * _HEAD_DIM**-0.5
     expected = scores.softmax(-1) @ value.double()
     clock = Clock()
-    results, first = clock.first_calls(sides)
+    results, first = first_calls(clock, sides)
     distances = {name: distance_to((expected,), (found,)) for name, found in results.items()}
     sides["peak"] = lambda: reads.append(peak.read_bytes_per_second(threads))
-    seconds = clock.shortest_in_turns(sides, first, settings.budget_s)
+    seconds = shortest_in_turns(clock, sides, first, settings.budget_s)
     target = decode_target(dtype)
     read_bytes = key.nbytes + value.nbytes
     ratio = seconds["pytorch"] / seconds["ours"]

@@ -13,6 +13,7 @@ from ringspan.bench.clock import Clock, Side
 from settings import Settings, run_each
 from shapes import Case, kernel_target
 from torch import Tensor
+from turns import first_calls, shortest_in_turns
 
 import ringspan as rs
 
@@ -48,7 +49,7 @@ def _run_row(case: Case, threads: int, settings: Settings) -> dict[str, Any]:
     torch.set_num_threads(threads)
     sides = _prepare(case)
     clock = Clock()
-    results, first = clock.first_calls(sides)
+    results, first = first_calls(clock, sides)
     isa = torch.ops.ringspan._isa()
     peaks = []
     sides["peak"] = lambda: peaks.append(peak.flops_per_second(isa, case.torch_dtype, threads, 0.02))
@@ -58,7 +59,7 @@ def _run_row(case: Case, threads: int, settings: Settings) -> dict[str, Any]:
         name: distance_to(expected, tuple(result[0, reference.head] for result in found))
         for name, found in results.items()
     }
-    seconds = clock.shortest_in_turns(sides, first, settings.budget_s)
+    seconds = shortest_in_turns(clock, sides, first, settings.budget_s)
     return _describe(case, threads, seconds, max(peaks), distances)
 
 

@@ -18,6 +18,7 @@ from ringspan.bench.clock import Clock, Side
 from settings import Settings
 from shapes import HEADS
 from torch import Tensor
+from turns import first_calls, shortest_in_turns
 
 import ringspan as rs
 
@@ -98,12 +99,12 @@ def _run_row(pair: Pair, backward: bool, threads: int, goal: dict[str, Any], set
             for name, out in outs.items()
         }
     clock = Clock()
-    results, first = clock.first_calls(sides)
+    results, first = first_calls(clock, sides)
     error = max(
         float((one.detach() - other.detach()).abs().max() / other.detach().abs().max().clamp(min=1e-9))
         for one, other in zip(results["ours"], results["other"], strict=True)
     )
-    seconds = clock.shortest_in_turns(sides, first, settings.budget_s)
+    seconds = shortest_in_turns(clock, sides, first, settings.budget_s)
     slowdown = seconds["ours"] / seconds["other"] * pair.weight
     value = slowdown if goal["name"] == "slowdown" else 1 / slowdown
     limit = _CLOSE * (5 if backward else 1)

@@ -20,6 +20,7 @@ from session import end_with_parent
 from settings import Settings
 from shapes import RING_MIN_SEQ_LEN, RING_RATIO, RING_SLOWDOWN, SCHEDULE_OVER_RING, Case
 from torch import Tensor
+from turns import median_of, shortest_in_turns
 
 import ringspan as rs
 
@@ -169,7 +170,7 @@ class RingWorker:
         return worst, first
 
     def _shortest(self, sides: dict[str, Callable[[], Any]], first: dict[str, float]) -> dict[str, float]:
-        return self.clock.shortest_in_turns(sides, first, 2 * self.settings.budget_s)
+        return shortest_in_turns(self.clock, sides, first, 2 * self.settings.budget_s)
 
     def _alone(self, run_local: Side) -> Side:
         """Rank 0 uses both cores; the others wait without using one."""
@@ -190,7 +191,7 @@ class RingWorker:
         for agreed in (False, True):
             options = {"shard_map": smap, "group": self.group, "exchange": exchange, "assume_agreed": agreed}
             call = partial(rs.attention, q, k, v, **options)
-            seconds = self.clock.median(call, 20 if self.settings.quick else 200)
+            seconds = median_of(self.clock, call, 20 if self.settings.quick else 200)
             medians["without" if agreed else "with"] = seconds * 1e3
         return {
             "threads": f"{self.world} x 1",

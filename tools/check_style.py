@@ -27,8 +27,6 @@ FIXED_BY_CALLERS = {
     "bench/pytorch_ring.py": {"_backward"},
     "binding/npu/ops.cc": {"forward", "dropout_gen_mask"},
     "binding/op/autograd_op.cc": {"forward"},
-    "python/ringspan/device/cuda.py": {"forward", "backward"},
-    "python/ringspan/device/npu.py": {"forward", "backward"},
     "python/ringspan/device/registry.py": {"forward", "backward"},
     "python/ringspan/dtensor/sdpa_hook.py": {"scaled_dot_product_attention"},
     "python/ringspan/hf/attention.py": {"_attend"},
@@ -42,8 +40,7 @@ PUBLIC = {
     "python/ringspan/attention.py": {"attention"},
     "python/ringspan/flex/attention.py": {"flex_attention", "to_arguments"},
     "python/ringspan/flex/masks.py": {"to_mask"},
-    "python/ringspan/plan.py": {"plan"},
-    "python/ringspan/planner.py": {"choose_plan"},
+    "python/ringspan/plan.py": {"plan", "choose_plan"},
 }
 
 CODE = {".h", ".cc", ".py"}

@@ -18,8 +18,7 @@ from ringspan.loss import masked_mean_loss
 from ringspan.machines import Machine
 from ringspan.masks import Mask, bands, causal, chunked, documents, full, prefix, window
 from ringspan.pairs import Alibi, alibi
-from ringspan.plan import Plan, RankPlan, plan
-from ringspan.planner import choose_plan
+from ringspan.plan import Plan, RankPlan, choose_plan, plan
 from ringspan.rank_mesh import RankMesh, init_groups, rank_mesh
 from ringspan.schedules import double_ring, hybrid
 from ringspan.shard_map import ShardMap

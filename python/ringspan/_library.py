@@ -11,13 +11,8 @@ if torch.distributed.is_available():
     # The shapes of the functional collectives, which the C++ ring calls, are defined in here.
     import torch.distributed._functional_collectives
 
-
-def _load_library() -> None:
-    """Find `_C` beside this file, or where an editable install keeps it, and load it."""
-    spec = importlib.util.find_spec("ringspan._C")
-    if spec is None or spec.origin is None:
-        raise ImportError("ringspan's compiled part (_C) is missing; install the package with pip, or run `make build`")
-    torch.ops.load_library(spec.origin)
-
-
-_load_library()
+# Beside this file, or where an editable install keeps it.
+_SPEC = importlib.util.find_spec("ringspan._C")
+if _SPEC is None or _SPEC.origin is None:
+    raise ImportError("ringspan's compiled part (_C) is missing; install the package with pip, or run `make build`")
+torch.ops.load_library(_SPEC.origin)

@@ -49,7 +49,7 @@ def let_see_inside(mode: type) -> None:
 
 
 # Loaded here, because the kernels of the step ops belong to the library as its C++ ones do.
-import ringspan.device.accelerators  # noqa: E402, F401
+import ringspan.device  # noqa: E402, F401
 
 
 def _register_comm_debug_mode() -> None:

@@ -24,12 +24,10 @@ def _axis(layout: str, letter: str) -> int | None:
     return layout.index(letter) if letter in layout else None
 
 
-def _row_axis(layout: str) -> int:
-    return layout.index("S" if "S" in layout else "T")
-
-
 # Batch, heads, rows (tokens); None = the layout has no such axis.
-AXES = {layout: (_axis(layout, "B"), _axis(layout, "N"), _row_axis(layout)) for layout in LAYOUTS}
+AXES = {
+    layout: (_axis(layout, "B"), _axis(layout, "N"), layout.index("S" if "S" in layout else "T")) for layout in LAYOUTS
+}
 
 # The arguments of `attention` by name, as the caller gave them.
 Given = Mapping[str, Any]

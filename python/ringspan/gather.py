@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -72,11 +71,12 @@ def gather_rows(smap: Map, x: Tensor, place: tuple[str, int], axes: Axes, grad: 
             f"unshard(grad={grad!r}): x {'requires' if needs_grad else 'does not require'} gradients; give 'sum' "
             "if each rank's loss is its own part, 'slice' if all ranks compute the same loss"
         )
-    order = _source_rows(smap)
+    slot = max(smap.local_rows(rank) for rank in range(smap.world_size))
+    order = _source_rows(smap, slot)
     axes = Axes(axes.rows % x.dim(), axes.batch % x.dim())
     name, rank = place
     torch.ops.ringspan._agree(name, _signature(smap, x, axes, grad if needs_grad else None))
-    return _Unshard.apply(x, _Call(smap, name, rank, axes, grad, order))
+    return _Unshard.apply(x, _Call(smap, name, rank, axes, grad, order, slot))
 
 
 @dataclass(frozen=True)
@@ -89,10 +89,7 @@ class _Call:
     axes: Axes
     grad: str | None
     order: list[Tensor]
-
-    @functools.cached_property
-    def slot(self) -> int:
-        return _slot_rows(self.smap)
+    slot: int  # rows that every rank sends
 
 
 class _Unshard(torch.autograd.Function):
@@ -101,7 +98,16 @@ class _Unshard(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, call: _Call) -> Tensor:
         ctx.call = call
-        return _permute(_all_gather_slots(x, call), call, call.order)
+        axes, slots = call.axes, pad_rows(x, call.axes.rows, call.slot).contiguous()
+        if call.group_name:
+            of_ranks = [torch.empty_like(slots) for _ in range(call.smap.world_size)]
+            dist.all_gather(of_ranks, slots, group=group_of(call.group_name))
+            slots = torch.cat(of_ranks, axes.rows)
+        if len(call.order) == 1:
+            return slots.index_select(axes.rows, call.order[0])
+        entries = enumerate(call.order)
+        parts = [slots.narrow(axes.batch, entry, 1).index_select(axes.rows, rows) for entry, rows in entries]
+        return torch.cat(parts, axes.batch)
 
     @staticmethod
     @once_differentiable
@@ -111,33 +117,14 @@ class _Unshard(torch.autograd.Function):
         if call.grad == "slice" or not call.group_name:
             return smap.shard(grad, call.rank, dim, batch_dim), None
         torch.ops.ringspan._agree(call.group_name, _signature(smap, grad, call.axes, "backward"))
-        slots = [_pad_rows(smap.shard(grad, rank, dim, batch_dim), dim, call.slot) for rank in range(smap.world_size)]
+        slots = [pad_rows(smap.shard(grad, rank, dim, batch_dim), dim, call.slot) for rank in range(smap.world_size)]
         packed = torch.stack(slots)
         dist.all_reduce(packed, group=group_of(call.group_name))
         return packed[call.rank].narrow(dim, 0, smap.local_rows(call.rank)), None
 
 
-def _all_gather_slots(x: Tensor, call: _Call) -> Tensor:
-    """[..., world * slot rows, ...] along dim: the rows of rank r begin at r * slot."""
-    padded = _pad_rows(x, call.axes.rows, call.slot).contiguous()
-    if not call.group_name:
-        return padded
-    slots = [torch.empty_like(padded) for _ in range(call.smap.world_size)]
-    dist.all_gather(slots, padded, group=group_of(call.group_name))
-    return torch.cat(slots, call.axes.rows)
-
-
-def _permute(slots: Tensor, call: _Call, order: list[Tensor]) -> Tensor:
-    if len(order) == 1:
-        return slots.index_select(call.axes.rows, order[0])
-    axes = call.axes
-    parts = [slots.narrow(axes.batch, batch, 1).index_select(axes.rows, rows) for batch, rows in enumerate(order)]
-    return torch.cat(parts, axes.batch)
-
-
-def _source_rows(smap: Map) -> list[Tensor]:
+def _source_rows(smap: Map, slot: int) -> list[Tensor]:
     """For each batch list the row among all slots that holds each position. ValueError where none or two do."""
-    slot = _slot_rows(smap)
     order = []
     for batch in range(smap.num_lists):
         rows = torch.full((smap.seq_len,), -1, dtype=torch.int64)
@@ -155,17 +142,17 @@ def _source_rows(smap: Map) -> list[Tensor]:
     return order
 
 
-def _slot_rows(smap: Map) -> int:
-    return max(smap.local_rows(rank) for rank in range(smap.world_size))
-
-
-def _pad_rows(x: Tensor, dim: int, rows: int) -> Tensor:
-    missing = rows - x.shape[dim]
-    if missing == 0:
-        return x
+def zero_rows(x: Tensor, dim: int, rows: int) -> Tensor:
+    """As many rows of zeros, else like `x`."""
     shape = list(x.shape)
-    shape[dim] = missing
-    return torch.cat([x, x.new_zeros(shape)], dim)
+    shape[dim] = rows
+    return x.new_zeros(shape)
+
+
+def pad_rows(x: Tensor, dim: int, rows: int) -> Tensor:
+    """`x` with zeros after it, `rows` in all."""
+    missing = rows - x.shape[dim]
+    return x if missing == 0 else torch.cat([x, zero_rows(x, dim, missing)], dim)
 
 
 def _signature(smap: Map, x: Tensor, axes: Axes, grad: str | None) -> str:

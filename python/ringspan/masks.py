@@ -175,17 +175,17 @@ def causal(align: str | None = None) -> Mask:
 
     `align` may be left out where both lengths are equal or where maps give the positions.
     """
-    return Causal(_checked_align("causal", align))
+    return Causal(checked_align("causal", align))
 
 
 def window(left: int | None, right: int | None = 0, align: str | None = None) -> Mask:
     """Query i sees keys i - left <= j <= i + right; None (or -1) leaves a side open. `align` as for `causal`."""
-    return Window(_checked_side("left", left), _checked_side("right", right), _checked_align("window", align))
+    return Window(_checked_side("left", left), _checked_side("right", right), checked_align("window", align))
 
 
 def chunked(size: int, align: str | None = None) -> Mask:
     """Query i sees keys j <= i of its own chunk, i // size == j // size. `align` as for `causal`."""
-    return Chunked(_checked_size("chunked", size), _checked_align("chunked", align))
+    return Chunked(_checked_size("chunked", size), checked_align("chunked", align))
 
 
 def prefix(lengths: int | Sequence[int] | Tensor, align: str | None = None) -> Mask:
@@ -195,7 +195,7 @@ def prefix(lengths: int | Sequence[int] | Tensor, align: str | None = None) -> M
     table = int64_table("prefix(lengths)", lengths)
     if table.dim() != 1 or table.shape[0] == 0:
         raise ValueError(f"prefix(lengths) has shape {list(table.shape)}; give [B], or one number for every entry")
-    return Prefix(table, _checked_align("prefix", align))
+    return Prefix(table, checked_align("prefix", align))
 
 
 def documents(
@@ -301,7 +301,8 @@ def _checked(other: object, operator: str) -> Mask:
     return other
 
 
-def _checked_align(name: str, align: str | None) -> str | None:
+def checked_align(name: str, align: str | None) -> str | None:
+    """`align`, where it is None or a corner; ValueError else."""
     if align is not None and align not in _CORNERS:
         raise ValueError(f"{name}(align={align!r}): give 'top_left', 'bottom_right' or None")
     return align

@@ -42,14 +42,17 @@ def check_schedule(schedule: object) -> None:
 
 def check_exchange(exchange: object) -> None:
     """Raises ValueError for what is no exchange."""
-    if not isinstance(exchange, str) or exchange not in EXCHANGES:
-        raise ValueError(f"exchange is {exchange!r}; give one of {', '.join(EXCHANGES)}")
+    _check_one_of("exchange", exchange, EXCHANGES)
 
 
 def check_layout(layout: object) -> None:
     """Raises ValueError for what is no layout."""
-    if not isinstance(layout, str) or layout not in LAYOUTS:
-        raise ValueError(f"layout is {layout!r}; give one of {', '.join(LAYOUTS)}")
+    _check_one_of("layout", layout, LAYOUTS)
+
+
+def _check_one_of(what: str, given: object, offered: tuple[str, ...]) -> None:
+    if not isinstance(given, str) or given not in offered:
+        raise ValueError(f"{what} is {given!r}; give one of {', '.join(offered)}")
 
 
 def name_of_dtype(dtype: torch.dtype) -> str:

@@ -13,13 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ringspan.call import Given, Sizes
-from ringspan.masks import Frame, corner_of
+from ringspan.masks import Frame, checked_align, corner_of
 from ringspan.numbers import (
     LARGEST,
     check_above_zero_in_accumulator,
@@ -52,9 +53,7 @@ def alibi(slopes: Tensor, align: str | None = None) -> Alibi:
         given = f"{slopes.dtype} {list(slopes.shape)}" if isinstance(slopes, Tensor) else type(slopes).__name__
         raise ValueError(f"alibi(slopes={given}): give a float32 tensor of one value per query head, [N] or [B, N]")
     check_offered("alibi", slopes.requires_grad)
-    if align not in (None, "top_left", "bottom_right"):
-        raise ValueError(f"alibi(align={align!r}): give 'top_left', 'bottom_right' or None")
-    return Alibi(slopes, align)
+    return Alibi(slopes, checked_align("alibi", align))
 
 
 @dataclass(frozen=True)
@@ -81,22 +80,15 @@ def _check_probability(name: str, value: Any) -> None:
         raise ValueError(f"{name} is {shown(value)}; give a probability, at least 0 and below 1")
 
 
-def _check_place(name: str, value: Any) -> None:
-    check_whole(name, value, 0)
-
-
-def _check_total(name: str, value: Any) -> None:
-    check_whole(name, value, 1, ", or None")
-
-
+_CHECK_PLACE = partial(check_whole, least=0)
 # By the names of `attention` and of its op. total_heads is completed by `_total_heads`.
 NUMBERS = {
     "softcap": Number(None, 0.0, _check_softcap, check_above_zero_in_accumulator),
     "dropout_p": Number(0.0, 0.0, _check_probability),
-    "offset": Number(0, 0, _check_place),
-    "batch_offset": Number(0, 0, _check_place),
-    "head_offset": Number(0, 0, _check_place),
-    "total_heads": Number(None, 0, _check_total),
+    "offset": Number(0, 0, _CHECK_PLACE),
+    "batch_offset": Number(0, 0, _CHECK_PLACE),
+    "head_offset": Number(0, 0, _CHECK_PLACE),
+    "total_heads": Number(None, 0, partial(check_whole, least=1, ends=", or None")),
 }
 
 

@@ -177,17 +177,13 @@ def _draw_mask(figure: Any, picture: dict[str, Any]) -> None:
     grid.set_xlabel("key position")
     side.set_ylabel("query position")
     entry = "" if picture["batch"] is None else f", batch entry {picture['batch']}"
-    kept = np.sum(mask["kept"]) / max(1, q_len * kv_len)
+    kept = 100 * np.sum(mask["kept"]) / max(1, q_len * kv_len)
     figure.suptitle(
-        f"Mask{entry}: {_percent(kept)} of all pairs kept. Colour: rank that holds the query rows, strength: kept\n"
-        "share of a cell. Strips: ranks that hold the keys (top) and the queries (left)",
+        f"Mask{entry}: {kept:.{1 if kept >= 1 else 3}f} % of all pairs kept. Colour: rank that holds the query rows, "
+        "strength: kept\nshare of a cell. Strips: ranks that hold the keys (top) and the queries (left)",
         fontsize=10,
     )
     ranks.explain(figure, grid, _cells(mask["q"]) + _cells(mask["kv"]))
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.{1 if share >= 0.01 else 3}f} %"
 
 
 # What the ranks do.

@@ -15,7 +15,7 @@ from ringspan.names import AUTO, DEVICES, DTYPES
 from ringspan.pairs import check_fits, encode_pairs
 from ringspan.schedules import schedule_of_call
 from ringspan.stats import Stats
-from ringspan.support import check_offered, check_on_device
+from ringspan.support import check_offered, device_refusal
 
 OFFERED_DTYPES = tuple(getattr(torch, name) for name in DTYPES)
 
@@ -42,7 +42,9 @@ def attend(given: Given, shares: Shares = WHOLE) -> Tensor | tuple[Tensor, Stats
     query, key, value, layout = given["query"], given["key"], given["value"], given["layout"]
     check_tensors(query, key, value)
     if given["return_stats"]:
-        check_on_device(query.device.type, "return_stats")
+        refusal = device_refusal(query.device.type, ("return_stats",))
+        if refusal:
+            raise NotImplementedError(refusal)
     sizes = read_sizes(query.shape, key.shape, value.shape, layout, given["num_heads"])
     dtype = _dtype_of_call(query)
     _check_sink(given["sink"], query, sizes.q_heads)

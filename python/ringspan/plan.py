@@ -1,4 +1,4 @@
-"""`plan`: what a call would compute and send, without running it."""
+"""`plan`: what a call would compute and send, without running it. `choose_plan`: which call to make, and why."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,12 @@ from ringspan.group import Group, name_and_world
 from ringspan.ledger import Ledger
 from ringspan.machines import Machine, check_machine
 from ringspan.masks import Full, Mask
-from ringspan.names import name_of_dtype
+from ringspan.names import PLAIN_MAPS, check_schedule, name_of_dtype
 from ringspan.numbers import check_whole
 from ringspan.pairs import check_fits, check_pairs, complete_numbers
 from ringspan.schedules import schedule_of_call
 from ringspan.shard_map import ShardMap
-from ringspan.simulation import Simulation, simulation_of
+from ringspan.simulation import Choice, Question, Simulation, choice_of, simulation_of
 
 _FULL = Full()
 _WHOLE = -1  # the rank that stands for all ranks
@@ -99,10 +100,7 @@ class Plan:
 
     def ledger(self) -> Ledger:
         """What every rank sends, computes and holds, by step."""
-        return Ledger(self.world_size, self._ledger_json)
-
-    def _ledger_json(self, rank: int) -> str:
-        return self._ask(torch.ops.ringspan._ledger_json, rank)
+        return Ledger(self.world_size, partial(self._ask, torch.ops.ringspan._ledger_json))
 
     def simulate(self, machine: Machine, *, steps_of: Sequence[int] = ()) -> Simulation:
         """How long the call takes on a machine; the steps of the ranks in `steps_of` are kept. docs/simulator.md."""
@@ -172,8 +170,57 @@ def plan(
     given_map = shard_map or kv_shard_map
     if world_size is None:
         world_size = name_and_world(group)[1] if given_map is None or group is not None else given_map.world_size
-    check_world_size(world_size)
+    check_whole("world_size", world_size, 1)
     return Plan(world_size, question_of(given, sizes, world_size))
+
+
+def choose_plan(
+    query: Sequence[int],
+    key: Sequence[int],
+    value: Sequence[int],
+    *,
+    world_size: int,
+    machine: Machine,
+    mask: Mask = _FULL,
+    dtype: torch.dtype = torch.float32,
+    layout: str = "BNSD",
+    num_heads: int | None = None,
+    scale: float | None = None,
+    exchange: str = "auto",
+    schedules: Sequence[str] | None = None,
+    shards: Sequence[str] | None = None,
+    tensor_parallel: Sequence[int] = (1,),
+    backward: bool = True,
+) -> Choice:
+    """Simulates every candidate on the machine and ranks them; nothing runs. docs/simulator.md says what is counted.
+
+    query, key, value: sizes of the whole sequences and of all heads, as in `plan`. world_size: all ranks, those of
+    tensor parallelism too. schedules: names as `attention` takes them, None for all that make sense. shards: of
+    contiguous, head_tail, striped, balanced, None for all. tensor_parallel: numbers of neighbouring ranks that split
+    heads. backward: whether it counts. ValueError for bad arguments; a candidate that cannot run is one in the answer.
+    """
+    check_machine(machine)
+    given = locals() | {"shard_map": None, "kv_shard_map": None, "schedule": "auto"}
+    check_choices(given)
+    check_whole("world_size", world_size, 1)
+    for schedule in schedules or ():
+        check_schedule(schedule)
+    for shard in shards or ():
+        if shard not in PLAIN_MAPS:
+            raise ValueError(f"shard is {shard!r}; give some of {', '.join(PLAIN_MAPS)}")
+    for ranks in tensor_parallel:
+        if isinstance(ranks, bool) or not isinstance(ranks, int) or ranks < 1:
+            raise ValueError(f"tensor_parallel has {ranks!r}; give numbers of ranks, at least 1")
+    sizes = read_sizes(tuple(query), tuple(key), tuple(value), layout, num_heads)
+    answer = torch.ops.ringspan._choose_json(
+        *question_of(given, sizes, world_size),
+        list(schedules or ()),
+        machine.to_json(),
+        list(shards or ()),
+        list(tensor_parallel),
+        backward,
+    )
+    return choice_of(answer, Question((sizes.q_rows, sizes.kv_rows), world_size, mask, exchange))
 
 
 def question_of(given: Given, sizes: Sizes, world_size: int) -> tuple[Any, ...]:
@@ -183,8 +230,3 @@ def question_of(given: Given, sizes: Sizes, world_size: int) -> tuple[Any, ...]:
     scale = resolve_scale(given["scale"], sizes.qk_dim, given["dtype"])
     choices = (given["layout"], schedule_of_call(given["schedule"], given["exchange"]), given["exchange"])
     return spec, tables, *heads_and_dims, name_of_dtype(given["dtype"]), scale, *choices
-
-
-def check_world_size(world_size: int) -> None:
-    """Raises ValueError for what is no number of ranks."""
-    check_whole("world_size", world_size, 1)

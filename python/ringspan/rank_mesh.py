@@ -15,10 +15,10 @@ stand in another order would give every rank the wrong tokens: `RankMesh.check` 
 from __future__ import annotations
 
 import datetime
-import itertools
 import math
 from dataclasses import dataclass, field
 
+import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -44,10 +44,8 @@ class RankMesh:
     def coordinates(self, rank: int) -> dict[str, int]:
         """The place of a global rank on every axis. ValueError outside 0..world-1."""
         self._check_rank(rank)
-        places = {}
-        for axis in reversed(_AXES):
-            rank, places[axis] = divmod(rank, getattr(self, axis))
-        return {axis: places[axis] for axis in _AXES}
+        places = torch.unravel_index(torch.tensor(rank), [getattr(self, axis) for axis in _AXES])
+        return {axis: int(place) for axis, place in zip(_AXES, places, strict=True)}
 
     def groups(self, kind: str) -> tuple[tuple[int, ...], ...]:
         """All groups of a kind ("dp", "cp", "ulysses", "tp", or "sequence" = cp x ulysses), as global ranks in order.
@@ -57,7 +55,11 @@ class RankMesh:
         if kind not in KINDS:
             raise ValueError(f"kind is {kind!r}; give one of {', '.join(KINDS)}")
         if kind not in self._groups:
-            self._groups[kind] = self._list_groups(_varying(kind))
+            varying = ("cp", "ulysses") if kind == _SEQUENCE else (kind,)
+            order = sorted(range(len(_AXES)), key=lambda place: _AXES[place] in varying)
+            size = math.prod(getattr(self, axis) for axis in varying)
+            grid = torch.arange(self.world).view([getattr(self, axis) for axis in _AXES])
+            self._groups[kind] = tuple(map(tuple, grid.permute(order).reshape(-1, size).tolist()))
         return self._groups[kind]
 
     def group_of(self, rank: int, kind: str) -> tuple[int, ...]:
@@ -89,25 +91,6 @@ class RankMesh:
     def _check_rank(self, rank: int) -> None:
         if not 0 <= rank < self.world:
             raise ValueError(f"rank {rank} is outside a world of {self.world} ranks")
-
-    def _list_groups(self, varying: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
-        fixed = [axis for axis in _AXES if axis not in varying]
-        groups = []
-        for outer in itertools.product(*(range(getattr(self, axis)) for axis in fixed)):
-            inner = itertools.product(*(range(getattr(self, axis)) for axis in varying))
-            at = dict(zip(fixed, outer, strict=True))
-            groups.append(tuple(self._rank_at(at | dict(zip(varying, place, strict=True))) for place in inner))
-        return tuple(groups)
-
-    def _rank_at(self, places: dict[str, int]) -> int:
-        rank = 0
-        for axis in _AXES:
-            rank = rank * getattr(self, axis) + places[axis]
-        return rank
-
-
-def _varying(kind: str) -> tuple[str, ...]:
-    return ("cp", "ulysses") if kind == _SEQUENCE else (kind,)
 
 
 def rank_mesh(world: int, *, tp: int = 1, cp: int = 1, dp: int = 1, ulysses: int = 1) -> RankMesh:

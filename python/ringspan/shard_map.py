@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from ringspan.entry import enters
-from ringspan.gather import Axes, gather_rows, place_in
+from ringspan.gather import Axes, gather_rows, place_in, zero_rows
 from ringspan.group import Group
 from ringspan.masks import Frame, Mask, int64_table
 from ringspan.names import MAPS, SPEC_VERSION
@@ -258,13 +258,13 @@ class ShardMap:
     def _shard_list(self, x: Tensor, rank: int, dim: int, batch: int) -> Tensor:
         parts, row = [x.narrow(dim, 0, 0)], 0  # the graph of a shard without rows is that of x too
         for begin_row, begin, length, stride in sorted(self.segments(rank, batch)):
-            parts.append(_zero_rows(x, dim, begin_row - row))
+            parts.append(zero_rows(x, dim, begin_row - row))
             end = begin + (length - 1) * stride + 1
             index = [slice(None)] * x.dim()
             index[dim] = slice(begin, end, stride)
             parts.append(x[tuple(index)])
             row = begin_row + length
-        parts.append(_zero_rows(x, dim, self.local_rows(rank) - row))
+        parts.append(zero_rows(x, dim, self.local_rows(rank) - row))
         return torch.cat(parts, dim)
 
     def _check_rank(self, rank: int) -> None:
@@ -314,12 +314,6 @@ def _from_tables(tables: list[Tensor], world_size: int, seq_len: int) -> ShardMa
 def _chunk(index: int, chunks: int, seq_len: int, row: int) -> Segment:
     begin = index * seq_len // chunks
     return row, begin, (index + 1) * seq_len // chunks - begin, 1
-
-
-def _zero_rows(x: Tensor, dim: int, count: int) -> Tensor:
-    shape = list(x.shape)
-    shape[dim] = count
-    return x.new_zeros(shape)
 
 
 def _normalise_segments(segments: Sequence) -> tuple[tuple[tuple[Segment, ...], ...], ...]:

@@ -163,8 +163,8 @@ class Choice:
 def simulation_of(text: str) -> Simulation:
     """Reads the library's JSON of a simulation."""
     content = json.loads(text)
-    passes = {name: _pass_of(content[name]) for name in ("forward", "backward")}
-    return Simulation(**{**_named(Simulation, content), **passes})
+    content |= {name: _pass_of(content[name]) for name in ("forward", "backward")}
+    return Simulation(**{field.name: content[field.name] for field in fields(Simulation)})
 
 
 def choice_of(text: str, question: Question) -> Choice:
@@ -179,10 +179,6 @@ def _pass_of(content: dict[str, Any]) -> SimulatedPass:
         for rank in content["ranks"]
     )
     return SimulatedPass(**{**content, "ranks": ranks})
-
-
-def _named(kind: type, content: dict[str, Any]) -> dict[str, Any]:
-    return {field.name: content[field.name] for field in fields(kind)}
 
 
 def _milliseconds(seconds: float) -> str:

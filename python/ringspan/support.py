@@ -53,11 +53,6 @@ class Refusal:
     instead: str
     is_refused: Callable[[Any], bool]
 
-    def message(self, value: Any) -> str:
-        """What the error says."""
-        shown = value if isinstance(value, str | int | float) else type(value).__name__
-        return f"{self.argument}={shown} is not offered yet (offered: {self.offered}); {self.instead}"
-
 
 REFUSALS = (
     Refusal(
@@ -105,26 +100,14 @@ def device_refusal(device: str, given: Sequence[str]) -> str:
     return ""
 
 
-def check_on_device(device: str, argument: str) -> None:
-    """Raises NotImplementedError if the table refuses `argument` on `device`."""
-    message = device_refusal(device, (argument,))
-    if message:
-        raise NotImplementedError(message)
-
-
-def refusal_of(argument: str, value: Any) -> str | None:
-    """What a call with this value is told, None where it is offered."""
-    for entry in REFUSALS:
-        if entry.argument == argument and entry.is_refused(value):
-            return entry.message(value)
-    return None
-
-
 def check_offered(argument: str, value: Any) -> None:
     """Raises NotImplementedError if the table refuses `value` for `argument`."""
-    message = refusal_of(argument, value)
-    if message is not None:
-        raise NotImplementedError(message)
+    for entry in REFUSALS:
+        if entry.argument == argument and entry.is_refused(value):
+            shown = value if isinstance(value, str | int | float) else type(value).__name__
+            raise NotImplementedError(
+                f"{argument}={shown} is not offered yet (offered: {entry.offered}); {entry.instead}"
+            )
 
 
 def table() -> str:

@@ -154,6 +154,7 @@ def test_goals(goal: dict, met: bool | None) -> None:
 
 
 def test_sides_take_turns_and_the_shortest_time_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    import turns
     from ringspan.bench import clock
 
     now = [0.0]
@@ -168,9 +169,9 @@ def test_sides_take_turns_and_the_shortest_time_counts(monkeypatch: pytest.Monke
 
     sides = {name: (lambda name=name: side(name)) for name in spans}
     timer = clock.Clock()
-    results, first = timer.first_calls(sides)
+    results, first = turns.first_calls(timer, sides)
     assert results == {"a": "a", "b": "b", "slow": "slow"}
-    seconds = timer.shortest_in_turns(sides, first, budget_s=0.0)
+    seconds = turns.shortest_in_turns(timer, sides, first, budget_s=0.0)
     assert calls == ["a", "b", "slow", "a", "b", "a", "b"]
     assert seconds == {"a": 3.0, "b": 1.0, "slow": 50.0}
 

@@ -8,7 +8,8 @@ import flex_cases
 import pytest
 import torch
 from flex_cases import BATCH, HEADS, INF, MASKS, SCORE_MODS, SEQ, score_mod
-from ringspan.flex.mods import Pairs, read_score_mod
+from ringspan.flex.grid import Pairs
+from ringspan.flex.mods import read_score_mod
 from torch.nn.attention import flex_attention as pytorch
 from torch.nn.attention.flex_attention import AuxRequest, create_block_mask
 from torch.utils.checkpoint import checkpoint

@@ -18,10 +18,6 @@ from typing import Any
 
 from ringspan.bench.ranks import Alone, Ranks
 
-# A side that took longer than this in its first call is not called again: its row would take minutes.
-SLOW_S = 5.0
-LEAST_ROUNDS, MOST_ROUNDS = 2, 60
-
 Side = Callable[[], Any]
 
 
@@ -63,39 +59,8 @@ class Clock:
         """The least of several calls, which whatever else the machine does disturbs least."""
         return min(self.samples(run, repeats))
 
-    def median(self, run: Side, repeats: int) -> float:
-        """The middle one of several calls."""
-        return sorted(self.samples(run, repeats))[repeats // 2]
-
-    def first_calls(self, sides: Mapping[str, Side]) -> tuple[dict[str, Any], dict[str, float]]:
-        """Each side's result, to be checked, and the seconds of that first call."""
-        calls = {name: self.call(run) for name, run in sides.items()}
-        return {name: one[0] for name, one in calls.items()}, {name: one[1] for name, one in calls.items()}
-
     def in_turns(self, sides: Mapping[str, Side], rounds: Iterable[int]) -> Iterator[tuple[str, float]]:
         """The name of a side and the seconds of one call of it, round by round."""
         for _ in rounds:
             for name, run in sides.items():
                 yield name, self.seconds(run)
-
-    def shortest_in_turns(
-        self, sides: Mapping[str, Side], first: Mapping[str, float], budget_s: float, most_rounds: int = MOST_ROUNDS
-    ) -> dict[str, float]:
-        """The shortest seconds of each side, first calls included, in as many rounds as the budget allows.
-
-        `first`: seconds of the first calls (`first_calls`); a side that is not there is called in every round.
-        """
-        shortest = {name: first.get(name, float("inf")) for name in sides}
-        repeated = {name: run for name, run in sides.items() if first.get(name, 0.0) <= SLOW_S}
-        for name, seconds in self.in_turns(repeated, self._rounds_within(budget_s, most_rounds)):
-            shortest[name] = min(shortest[name], seconds)
-        return shortest
-
-    def _rounds_within(self, budget_s: float, most: int) -> Iterator[int]:
-        end = time.perf_counter() + budget_s
-        for done in range(most):
-            # The clocks of ranks differ; a round that one of them begins, all of them run.
-            is_time_left = self.ranks.slowest([float(time.perf_counter() <= end)])[0] > 0
-            if done >= LEAST_ROUNDS and not is_time_left:
-                return
-            yield done

@@ -21,7 +21,7 @@ from ringspan.bench.decision import decide
 from ringspan.bench.failures import Reporter, describe
 from ringspan.bench.launch import world_group
 from ringspan.bench.preflight import check_before
-from ringspan.bench.progress import Bar, print_summary
+from ringspan.bench.progress import print_summary, progress_bar
 from ringspan.bench.ranks import Ranks
 from ringspan.bench.result import begin_result, write_result
 from ringspan.bench.run import measure, planned_metrics
@@ -34,23 +34,19 @@ def run_command(arguments: Sequence[str]) -> int:
         # Every rank finds the same fault; rank 0 tells it.
         with contextlib.nullcontext() if first else contextlib.redirect_stderr(io.StringIO()):
             config = parse(arguments)
-            checks = _preflight(config)
+            try:
+                checks = check_before(config)
+            except ValueError as error:
+                print(f"python -m ringspan.bench: error: {error}", file=sys.stderr)
+                raise SystemExit(2) from error
     except SystemExit as stop:
         if stop.code and not first:
             # torchrun ends all ranks when the first one is gone: rank 0 is to speak before that.
             time.sleep(2)
         raise
     if config.dry_run:
-        return _dry_run(config, arguments, checks) if first else 0
+        return int(first and not _write(config, _begin(config, arguments, checks, uuid.uuid4().hex)))
     return _run(config, arguments, checks)
-
-
-def _preflight(config: Config) -> list[dict[str, str]]:
-    try:
-        return check_before(config)
-    except ValueError as error:
-        print(f"python -m ringspan.bench: error: {error}", file=sys.stderr)
-        raise SystemExit(2) from error
 
 
 def _begin(config: Config, arguments: Sequence[str], checks: list[dict[str, str]], run_id: str) -> dict[str, Any]:
@@ -59,11 +55,6 @@ def _begin(config: Config, arguments: Sequence[str], checks: list[dict[str, str]
     record["metrics"] = planned_metrics(config)
     record["decision"] = decide({}, config.world, config.repeats, None)
     return record
-
-
-def _dry_run(config: Config, arguments: Sequence[str], checks: list[dict[str, str]]) -> int:
-    record = _begin(config, arguments, checks, uuid.uuid4().hex)
-    return 0 if _write(config, record) else 1
 
 
 def _run(config: Config, arguments: Sequence[str], checks: list[dict[str, str]]) -> int:
@@ -77,13 +68,14 @@ def _run(config: Config, arguments: Sequence[str], checks: list[dict[str, str]])
         record["run"]["id"] = store.get("run").decode()
         reporter.store = store
         # The failure is written before the bar goes: nothing may come between them and torchrun's patience.
-        with Bar(shown=config.rank == 0) as bar:
+        with progress_bar(shown=config.rank == 0) as show:
 
             def beat(phase: str, done: int, total: int) -> None:
                 reporter.beat()
-                bar.show(phase, done, total)
+                show(phase, done, total)
 
-            ranks = Ranks(world_group(), _device(config))
+            device = f"cuda:{config.local_rank}" if config.backend == "nccl" else "cpu"
+            ranks = Ranks(world_group(), device)
             measure(config, ranks, record, beat)
         written = config.rank != 0 or _write(config, record)
         reporter.succeed()
@@ -133,7 +125,3 @@ def _run_id() -> str:
     given = os.environ.get("TORCHELASTIC_RUN_ID", "none")
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     return uuid.uuid4().hex if given == "none" else f"{given}/{attempt}"
-
-
-def _device(config: Config) -> str:
-    return f"cuda:{config.local_rank}" if config.backend == "nccl" else "cpu"

@@ -123,7 +123,15 @@ def build_parser() -> argparse.ArgumentParser:
     add("--head-dim", type=int, default=64, metavar="N", help="numbers per head (%(default)s)")
     add("--dtype", choices=DTYPES, default="bfloat16", help="of query, key and value (%(default)s)")
     add("--mask", choices=MASKS, default="full", help="which pairs take part (%(default)s)")
-    add("--shard", type=_shard, choices=SHARDS, default=SHARDS[0], help="who holds which positions (%(default)s)")
+    # The command line's verbs know head_tail by another word too.
+    shard = {"zigzag": "head_tail"}
+    add(
+        "--shard",
+        type=lambda name: shard.get(name, name),
+        choices=SHARDS,
+        default=SHARDS[0],
+        help="who holds which positions (%(default)s)",
+    )
     add("--backward", action="store_true", help="measure forward and backward together, not forward alone")
     add("--warmup", type=int, default=3, metavar="N", help="rounds before the clock counts (%(default)s)")
     add("--repeats", type=int, default=10, metavar="N", help="timed rounds; 0 checks results and bytes only")
@@ -224,11 +232,6 @@ def _backend(given: str, local_world: int) -> str:
     if given == "auto":
         return "nccl" if devices >= local_world else "gloo"
     return given
-
-
-def _shard(name: str) -> str:
-    """The command line's verbs know head_tail by this word too."""
-    return "head_tail" if name == "zigzag" else name
 
 
 def _flag(name: str) -> str:

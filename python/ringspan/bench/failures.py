@@ -108,12 +108,8 @@ class Reporter:
                 silent = [other for other in silent if not store.check([f"survivor/{other}"])]
                 time.sleep(0.05)
             if silent and len(silent) < world:
-                text = ", ".join(map(str, silent))
-                return {
-                    "kind": "lost_peer",
-                    "message": f"no word from rank {text}; {failure['message']}",
-                    "rank": silent[0],
-                }
+                text = f"no word from rank {', '.join(map(str, silent))}; {failure['message']}"
+                return {"kind": "lost_peer", "message": text, "rank": silent[0]}
         return failure
 
     def _write_if_due(self, failure: dict[str, Any]) -> None:

@@ -29,22 +29,20 @@ def describe_host() -> dict[str, Any]:
 
 def cpu_model() -> str:
     """The processor's name as the system gives it."""
-    path = Path("/proc/cpuinfo")
-    if path.exists():
-        for line in path.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine()
+    return _told("/proc/cpuinfo", "model name") or platform.processor() or platform.machine()
 
 
 def available_bytes() -> int | None:
     """Memory that the system could hand out now; None where it does not tell."""
-    path = Path("/proc/meminfo")
-    if path.exists():
-        for line in path.read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    return None
+    told = _told("/proc/meminfo", "MemAvailable")
+    return None if told is None else int(told.split()[0]) * 1024
+
+
+def _told(file: str, name: str) -> str | None:
+    """What a file of "name: value" lines says first, None where there is no file or no such line."""
+    lines = Path(file).read_text().splitlines() if Path(file).exists() else []
+    found = (line.split(":", 1)[1].strip() for line in lines if line.partition(":")[0].strip() == name)
+    return next(found, None)
 
 
 def stamp() -> dict[str, str | None]:

@@ -22,13 +22,9 @@ import ringspan as rs
 from ringspan.bench.config import Config
 from ringspan.bench.inputs import Inputs
 from ringspan.bench.ranks import Ranks
+from ringspan.gather import pad_rows
 
 REPLICATED, GATHERED, RING_LOCAL = "replicated", "gathered", "ring_local"
-
-
-def path_name(schedule: str, exchange: str) -> str:
-    """The name of the path of rs.attention with these."""
-    return f"{schedule}_{exchange}"
 
 
 class MeasuredPath:
@@ -146,7 +142,7 @@ class Gathered(MeasuredPath):
         return (0 if world == 1 else 2 * passes), sent
 
     def _gather(self, local: Tensor) -> Tensor:
-        whole = self.ranks.gather_rows(_padded(_rows_first(local), self.slot))
+        whole = self.ranks.gather_rows(pad_rows(_rows_first(local), 0, self.slot))
         if self.source is not None:
             whole = whole.index_select(0, self.source)
         return whole.permute(1, 2, 0, 3)
@@ -160,7 +156,22 @@ class Gathered(MeasuredPath):
         return own.permute(1, 2, 0, 3).to(self.config.torch_dtype)
 
 
-class RingLocal(MeasuredPath):
+class _Attention(MeasuredPath):
+    """rs.attention on `qkv` with `options`."""
+
+    qkv: tuple[Tensor, ...]
+    gradient: Tensor | None
+    options: dict[str, Any]
+
+    def run(self) -> tuple[Tensor, ...]:
+        """One call, with a group its agreement included."""
+        out: Any = rs.attention(*self.qkv, **self.options)
+        if self.gradient is None:
+            return (out,)
+        return out.detach(), *torch.autograd.grad(out, self.qkv, self.gradient)
+
+
+class RingLocal(_Attention):
     """rs.attention without a group: the whole K and V are this rank's, the queries are its shard."""
 
     name, partial = RING_LOCAL, True
@@ -170,7 +181,7 @@ class RingLocal(MeasuredPath):
         segments, rows = smap.segments(ranks.rank), smap.local_rows(ranks.rank)
         own = rs.ShardMap.from_segments([segments], seq_len=config.seq_len, local_rows=[rows])
         whole = rs.ShardMap.contiguous(config.seq_len, 1)
-        self.options: dict[str, Any] = {
+        self.options = {
             "mask": config.mask_of_call,
             "shard_map": own,
             "kv_shard_map": whole,
@@ -179,12 +190,8 @@ class RingLocal(MeasuredPath):
         kv = [x.clone().requires_grad_(config.backward) for x in inputs.whole[1:3]]
         self.qkv, self.gradient = (inputs.local[0], *kv), inputs.gradient
 
-    def run(self) -> tuple[Tensor, ...]:
-        """One call without a group."""
-        return _attend(self.qkv, self.gradient, self.options)
 
-
-class Scheduled(MeasuredPath):
+class Scheduled(_Attention):
     """rs.attention over the group."""
 
     base = RING_LOCAL
@@ -192,7 +199,7 @@ class Scheduled(MeasuredPath):
     exchange: str
 
     def __init__(self, config: Config, ranks: Ranks, inputs: Inputs, schedule: str, exchange: str) -> None:
-        self.name = path_name(schedule, exchange)
+        self.name = f"{schedule}_{exchange}"
         self.schedule, self.exchange = schedule, exchange
         self.config, self.ranks = config, ranks
         self.options = {
@@ -203,10 +210,6 @@ class Scheduled(MeasuredPath):
             "exchange": exchange,
         }
         self.qkv, self.gradient = tuple(inputs.local[:3]), inputs.gradient
-
-    def run(self) -> tuple[Tensor, ...]:
-        """One call over the group, agreement included."""
-        return _attend(self.qkv, self.gradient, self.options)
 
     def posted(self) -> tuple[int, int]:
         """As the library counts what it hands to c10d; the agreement is not counted."""
@@ -229,18 +232,6 @@ def build_paths(config: Config, ranks: Ranks, inputs: Inputs) -> dict[str, Measu
     return {path.name: path for path in paths}
 
 
-def _attend(qkv: tuple[Tensor, ...], gradient: Tensor | None, options: dict[str, Any]) -> tuple[Tensor, ...]:
-    out: Any = rs.attention(*qkv, **options)
-    if gradient is None:
-        return (out,)
-    return out.detach(), *torch.autograd.grad(out, qkv, gradient)
-
-
 def _rows_first(x: Tensor) -> Tensor:
     """BNSD as a contiguous [S, B, N, D]: what an all-gather along dim 0 joins to a whole sequence."""
     return x.permute(2, 0, 1, 3).contiguous()
-
-
-def _padded(rows: Tensor, count: int) -> Tensor:
-    missing = count - rows.shape[0]
-    return rows if missing == 0 else torch.cat([rows, rows.new_zeros((missing, *rows.shape[1:]))])

@@ -21,12 +21,15 @@ def check_before(config: Config) -> list[dict[str, str]]:
 
     Raises ValueError, with both values, for what would make the run fail: memory, or a file that is not to be written.
     """
+    checks = [_check_cores(config), _check_shards(config), _check_memory(config)]
+    check_free(config.output, config.run_label, config.force)
+    reference = "small enough for a float64 reference"
+    if not has_reference(config):
+        reference = "too large for a float64 reference; paths are compared with the replicated one"
     return [
-        _check_cores(config),
-        _check_shards(config),
-        _check_memory(config),
-        _check_reference(config),
-        _check_output(config),
+        *checks,
+        _entry("reference", "ok", reference),
+        _entry("output", "ok", f"{config.output.name} can be written"),
     ]
 
 
@@ -98,17 +101,6 @@ def _check_memory(config: Config) -> dict[str, str]:
             "are available; give a smaller --seq-len or fewer ranks"
         )
     return _entry("memory", "ok", f"{detail}, {available / 1e6:.0f} MB available")
-
-
-def _check_reference(config: Config) -> dict[str, str]:
-    if has_reference(config):
-        return _entry("reference", "ok", "small enough for a float64 reference")
-    return _entry("reference", "ok", "too large for a float64 reference; paths are compared with the replicated one")
-
-
-def _check_output(config: Config) -> dict[str, str]:
-    check_free(config.output, config.run_label, config.force)
-    return _entry("output", "ok", f"{config.output.name} can be written")
 
 
 def _entry(name: str, status: str, detail: str) -> dict[str, Any]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from rich.console import Console
@@ -14,30 +15,21 @@ from rich.table import Table
 _PIPE_WIDTH = 150
 
 
-class Bar:
-    """A progress bar on standard error; nothing where `shown` is false or that is no terminal."""
+@contextlib.contextmanager
+def progress_bar(shown: bool) -> Iterator[Callable[[str, int, int], None]]:
+    """Gives `show(phase, done, total)`, which draws on standard error, on a terminal and if `shown`."""
+    if not shown or not sys.stderr.isatty():
+        yield lambda phase, done, total: None
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    # Drawn only when told to: a thread that draws would take part in what is timed.
+    with Progress(*columns, console=Console(stderr=True), auto_refresh=False, transient=True) as progress:
+        task = progress.add_task("starting", total=None)
 
-    def __init__(self, shown: bool) -> None:
-        self._progress = None
-        if shown and sys.stderr.isatty():
-            columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-            # Drawn only when told to: a thread that draws would take part in what is timed.
-            self._progress = Progress(*columns, console=Console(stderr=True), auto_refresh=False, transient=True)
-            self._task = self._progress.add_task("starting", total=None)
+        def show(phase: str, done: int, total: int) -> None:
+            progress.update(task, description=phase, completed=done, total=total, refresh=True)
 
-    def __enter__(self) -> Bar:
-        if self._progress:
-            self._progress.start()
-        return self
-
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if self._progress:
-            self._progress.stop()
-
-    def show(self, phase: str, done: int, total: int) -> None:
-        """`done` of `total` steps of a phase are over."""
-        if self._progress:
-            self._progress.update(self._task, description=phase, completed=done, total=total, refresh=True)
+        yield show
 
 
 def print_summary(result: dict[str, Any], output: Path) -> None:

@@ -47,7 +47,7 @@ def check_free(path: Path, label: str, force: bool) -> None:
         if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
             raise ValueError(f"--output {path} cannot be made, because {folder} is not a folder that can be written")
         return
-    held = _label_in(path)
+    held = _run_in(path).get("label")
     if held is None:
         raise ValueError(f"--output {path} exists and is no result of this benchmark; give another file")
     if held != label:
@@ -58,8 +58,7 @@ def check_free(path: Path, label: str, force: bool) -> None:
 
 def run_id_in(path: Path) -> str | None:
     """The id of the run that wrote `path`; None if there is none."""
-    run = _run_in(path)
-    return run.get("id") if run else None
+    return _run_in(path).get("id")
 
 
 def write_result(path: Path, result: dict[str, Any], force: bool) -> None:
@@ -111,18 +110,14 @@ def command_of(config: Config, arguments: Sequence[str]) -> str:
     return shlex.join([*start, *arguments])
 
 
-def _label_in(path: Path) -> str | None:
-    run = _run_in(path)
-    return run.get("label") if run else None
-
-
-def _run_in(path: Path) -> dict[str, Any] | None:
+def _run_in(path: Path) -> dict[str, Any]:
+    """The entry `run` of a file, empty where there is none."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return None
+        return {}
     run = content.get("run") if isinstance(content, dict) else None
-    return run if isinstance(run, dict) else None
+    return run if isinstance(run, dict) else {}
 
 
 def _shorten(text: str, limit: int = 300) -> str:

@@ -8,13 +8,14 @@ row and not its maximum: the state is (lse, 1).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from ringspan.device.rows import Partial, Place, merge, place_of
+from ringspan.device.registry import Steps
+from ringspan.device.rows import Partial, Place, place_of
 from ringspan.device.tiles import flash_parts, mask_parts, read_tiles
 
 _FLASH_HEAD_DIM = 256
@@ -26,50 +27,56 @@ _BIAS_ALIGNMENT = 16  # columns to which a bias is filled up in memory
 class CudaCall:
     """One call: by the flash op if `bias` is None and `by_flash`, else by the memory-efficient one."""
 
-    place: Place
     by_flash: bool
     is_causal: bool = False
     bias: Tensor | None = None  # 0 or -inf, [rows, columns]
 
 
-class CudaSteps:
-    """The kernels of `ringspan::_step_forward` and `_step_backward` over aten's ops."""
+class CudaSteps(Steps):
+    """Over aten's ops."""
 
-    def forward(
-        self, query: Tensor, key: Tensor, value: Tensor, tiles: Tensor, scale: float, out: Tensor, row_max: Tensor,
-        row_sum: Tensor,
-    ) -> None:  # fmt: skip
-        """Adds the tiles' attention to the state (out, row_max, row_sum), in place."""
-        for call in calls(tiles, query, value):
-            place = call.place
-            part_out, lse = _attend(call, place.rows(query), place.columns(key), place.columns(value), scale)
-            part = Partial(part_out.float(), lse, torch.ones_like(lse))
-            place.join(part, Partial(out, row_max, row_sum), merge)
+    def calls(self, tiles: Tensor, query: Tensor, value: Tensor) -> Iterator[tuple[Place, CudaCall]]:
+        """See `Steps.calls`."""
+        fits_flash = query.dtype != torch.float32 and query.shape[-1] == value.shape[-1] <= _FLASH_HEAD_DIM
+        for tile in read_tiles(tiles):
+            parts = flash_parts(tile)
+            if parts is not None:
+                yield from ((Place(part), CudaCall(fits_flash, is_causal)) for part, is_causal in parts)
+                continue
+            for part in mask_parts(tile):
+                place, keep = place_of(part, part.keep(query.device))
+                if keep.shape[0] > 0:
+                    yield place, CudaCall(False, bias=_bias(keep, query))
 
-    def backward(
-        self, query: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: Tensor, grad_out: Tensor, tiles: Tensor,
-        scale: float, dq: Tensor, dk: Tensor, dv: Tensor,
-    ) -> None:  # fmt: skip
-        """Adds the tiles' gradients to dq, dk and dv, in place. out and lse are those of whole rows."""
-        for call in calls(tiles, query, value):
-            place = call.place
-            rows = [place.rows(tensor) for tensor in (grad_out, query, out, lse)]
-            found = _differentiate(call, rows, place.columns(key), place.columns(value), scale)
-            place.add_gradients(found, dq, dk, dv)
+    def attend(self, call: CudaCall, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Partial:
+        """See `Steps.attend`."""
+        if call.by_flash:
+            found = torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, call.is_causal, False, scale=scale)
+        else:
+            found = torch.ops.aten._scaled_dot_product_efficient_attention(
+                q, _heads(k, q), _heads(v, q), _expanded(call.bias, q), True, 0.0, call.is_causal, scale=scale
+            )
+        lse = found[1][:, :, : q.shape[2]]
+        return Partial(found[0].float(), lse, torch.ones_like(lse))
 
-
-def calls(tiles: Tensor, query: Tensor, value: Tensor) -> Iterator[CudaCall]:
-    """The calls that the tiles of a step need."""
-    fits_flash = query.dtype != torch.float32 and query.shape[-1] == value.shape[-1] <= _FLASH_HEAD_DIM
-    for tile in read_tiles(tiles):
-        parts = flash_parts(tile)
-        if parts is not None:
-            yield from (CudaCall(Place(part), fits_flash, is_causal) for part, is_causal in parts)
-            continue
-        for part in mask_parts(tile):
-            place, keep = place_of(part, part.keep(query.device))
-            if keep.shape[0] > 0:
-                yield CudaCall(place, False, bias=_bias(keep, query))
+    def differentiate(self, call: CudaCall, rows: list[Tensor], k: Tensor, v: Tensor, scale: float) -> Sequence[Tensor]:
+        """See `Steps.differentiate`."""
+        grad_out, q, out, lse = rows
+        if call.by_flash:
+            # Without dropout nobody reads the state of the random numbers.
+            state = torch.zeros(2, dtype=torch.uint64, device=q.device)
+            return torch.ops.aten._scaled_dot_product_flash_attention_backward(
+                grad_out, q, k, v, out, lse.contiguous(), None, None, q.shape[2], k.shape[2], 0.0, call.is_causal,
+                state, state[:0], scale=scale,
+            )  # fmt: skip
+        state = torch.zeros((), dtype=torch.int64, device=q.device)
+        rows_to_fill = -q.shape[2] % _LSE_ALIGNMENT
+        filled = torch.nn.functional.pad(lse, (0, rows_to_fill), value=math.inf).contiguous()
+        dq, dk, dv, _ = torch.ops.aten._scaled_dot_product_efficient_attention_backward(
+            grad_out, q, _heads(k, q), _heads(v, q), _expanded(call.bias, q), out, filled, state, state, 0.0,
+            [True, True, True, False], call.is_causal, scale=scale,
+        )  # fmt: skip
+        return dq, _sum_heads(dk, k), _sum_heads(dv, v)
 
 
 def _bias(keep: Tensor, query: Tensor) -> Tensor:
@@ -78,38 +85,6 @@ def _bias(keep: Tensor, query: Tensor) -> Tensor:
     bias = query.new_full((rows, wide), -math.inf)
     bias[:, :columns].masked_fill_(keep, 0.0)
     return bias[:, :columns]
-
-
-def _attend(call: CudaCall, q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """out and its log-sum-exp [B, N, S]."""
-    if call.by_flash:
-        found = torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, call.is_causal, False, scale=scale)
-        return found[0], found[1]
-    found = torch.ops.aten._scaled_dot_product_efficient_attention(
-        q, _heads(k, q), _heads(v, q), _expanded(call.bias, q), True, 0.0, call.is_causal, scale=scale
-    )
-    return found[0], found[1][:, :, : q.shape[2]]
-
-
-def _differentiate(
-    call: CudaCall, rows: list[Tensor], k: Tensor, v: Tensor, scale: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    grad_out, q, out, lse = rows
-    if call.by_flash:
-        # Without dropout nobody reads the state of the random numbers.
-        state = torch.zeros(2, dtype=torch.uint64, device=q.device)
-        return torch.ops.aten._scaled_dot_product_flash_attention_backward(
-            grad_out, q, k, v, out, lse.contiguous(), None, None, q.shape[2], k.shape[2], 0.0, call.is_causal, state,
-            state[:0], scale=scale,
-        )  # fmt: skip
-    state = torch.zeros((), dtype=torch.int64, device=q.device)
-    rows_to_fill = -q.shape[2] % _LSE_ALIGNMENT
-    filled = torch.nn.functional.pad(lse, (0, rows_to_fill), value=math.inf).contiguous()
-    dq, dk, dv, _ = torch.ops.aten._scaled_dot_product_efficient_attention_backward(
-        grad_out, q, _heads(k, q), _heads(v, q), _expanded(call.bias, q), out, filled, state, state, 0.0,
-        [True, True, True, False], call.is_causal, scale=scale,
-    )  # fmt: skip
-    return dq, _sum_heads(dk, k), _sum_heads(dv, v)
 
 
 def _expanded(bias: Tensor | None, q: Tensor) -> Tensor | None:

@@ -33,15 +33,13 @@ def cuda_refusal(query: Tensor, sizes: list[int], given: list[str]) -> str:
     for name, dim in (("query and key", sizes[3]), ("value", sizes[4])):
         if dim % _CUDA_HEAD_DIM_STEP:
             return f"the head dim of {name} is {dim}; on a GPU give a multiple of {_CUDA_HEAD_DIM_STEP}"
-    return _gpu_refusal(query.device) if query.device.type == "cuda" else ""
-
-
-def _gpu_refusal(device: torch.device) -> str:
+    if query.device.type != "cuda":
+        return ""
     if torch.version.hip is not None:
         return "this PyTorch is built for ROCm, whose attention ops were never tried; move the tensors to the CPU"
-    found = torch.cuda.get_device_capability(device)
+    found = torch.cuda.get_device_capability(query.device)
     if found < _CUDA_CAPABILITY:
-        return f"{device} has compute capability {found}; at least {_CUDA_CAPABILITY} is needed"
+        return f"{query.device} has compute capability {found}; at least {_CUDA_CAPABILITY} is needed"
     return ""
 
 

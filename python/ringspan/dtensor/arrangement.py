@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -45,8 +45,8 @@ class Sharding:
         return spec_of(self.mesh, self.placements, self.shape, self.dtype)
 
     @functools.cached_property
-    def _gradient_spec(self) -> Any:
-        return spec_of(self.mesh, self.gradient_placements, self.shape, self.dtype)
+    def _of_gradient(self) -> Sharding:
+        return replace(self, placements=self.gradient_placements)
 
     def wrap(self, local: Tensor) -> DTensor:
         """The whole, of which `local` is this rank's part. Below autograd. Autocast gives results another dtype."""
@@ -55,10 +55,7 @@ class Sharding:
 
     def wrap_gradient(self, local: Tensor) -> DTensor:
         """The same of its gradient."""
-        same, placements = local.dtype == self.dtype, self.gradient_placements
-        return dtensor_of(
-            local, self._gradient_spec if same else spec_of(self.mesh, placements, self.shape, local.dtype)
-        )
+        return self._of_gradient.wrap(local)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 from ringspan.call import Given, Sizes
 from ringspan.dtensor.arrangement import OPERANDS, Arrangement, Sharding, arrange, sharding_of
 from ringspan.dtensor.operands import (
-    as_dtensors,
+    as_dtensor,
     check_rows,
     common_mesh,
     in_place,
@@ -21,10 +21,10 @@ from ringspan.dtensor.operands import (
     takes_part,
     wholes,
 )
-from ringspan.dtensor.placements import SINK_AXES, Role, Roles, axes_of_pairs, axes_of_slopes
+from ringspan.dtensor.placements import Role, Roles, axes_beside
 from ringspan.dtensor.split import Split, split_in_effect
 from ringspan.entry import Telling
-from ringspan.group import LOCAL, Group
+from ringspan.group import LOCAL
 from ringspan.numbers import check_sum
 from ringspan.pairs import Alibi
 from ringspan.plain import Shares, attend
@@ -34,12 +34,16 @@ from ringspan.stats import Stats
 
 def attend_on_dtensors(given: Given) -> Tensor | tuple[Tensor, Stats]:
     """See `ringspan.attention`: `given` are its arguments. The gradients of DTensors are DTensors too."""
-    _check_group(given["group"])
+    if given["group"] is not None:
+        raise ValueError(
+            f"group is {given['group']!r}, and the tensors are DTensors, whose mesh says who takes part; leave it out"
+        )
     named = {name: given[name] for name in (*OPERANDS, "sink", "attn_mask", "bias")}
     if isinstance(given["bias"], Alibi):
         named["bias"] = given["bias"].slopes
     mesh = common_mesh(named)
-    tensors = as_dtensors(named, mesh)
+    named = {name: tensor for name, tensor in named.items() if tensor is not None or name in OPERANDS}
+    tensors = {name: as_dtensor(name, tensor, mesh) for name, tensor in named.items()}
     query, key, value = (tensors[name] for name in OPERANDS)
     arrangement = arrange(query, key, value, given["layout"], given["num_heads"])
     roles = arrangement.roles
@@ -51,25 +55,15 @@ def attend_on_dtensors(given: Given) -> Tensor | tuple[Tensor, Stats]:
     local |= _local_choices(given, arrangement, split_in_effect()) | _local_pairs(given, arrangement.sizes, parts)
     local["group"] = LOCAL if group is None else group
     if not takes_part(mesh):
-        return _wrap_result(_nothing(local), arrangement)
+        # As of any DTensor: an empty tensor.
+        empty = local["query"]
+        return _wrap_result((empty, Stats(*[empty] * 3)) if local["return_stats"] else empty, arrangement)
     batch_groups, head_groups = (tuple(roles.group_names(role)) for role in (Role.BATCH, Role.HEADS))
     shares = Shares(batch_groups, head_groups, roles.parts[Role.BATCH])
     if torch.compiler.is_compiling() or local["assume_agreed"]:
         return _wrap_result(attend(local, shares), arrangement)
     with Telling(local["group"]):
         return _wrap_result(attend(local, shares), arrangement)
-
-
-def _nothing(local: Given) -> Tensor | tuple[Tensor, Stats]:
-    """What a rank outside the mesh has of the results, as of any DTensor: an empty tensor."""
-    return (local["query"], Stats(*[local["query"]] * 3)) if local["return_stats"] else local["query"]
-
-
-def _check_group(group: Group) -> None:
-    if group is not None:
-        raise ValueError(
-            f"group is {group!r}, and the tensors are DTensors, whose mesh says who takes part; leave it out"
-        )
 
 
 def _local_choices(given: Given, arrangement: Arrangement, split: Split) -> dict[str, Any]:
@@ -97,18 +91,12 @@ def _map(given: ShardMap | None, rows: int, world: int, split: Split) -> ShardMa
 
 def _shardings_of_others(tensors: dict[str, DTensor], given: Given, roles: Roles) -> dict[str, Sharding]:
     """Where sink, mask and bias lie, each by the axes that it has for itself."""
-    shardings = {}
+    found = {}
     for name, tensor in tensors.items():
-        if name in OPERANDS:
-            continue
-        if name == "sink":
-            axes = SINK_AXES
-        elif name == "bias" and isinstance(given["bias"], Alibi):
-            axes = axes_of_slopes(tensor)
-        else:
-            axes = axes_of_pairs(tensor.shape)
-        shardings[name] = sharding_of(roles, axes, tensor.shape, tensor.dtype)
-    return shardings
+        if name not in OPERANDS:
+            axes = axes_beside(name, tensor, name == "bias" and isinstance(given["bias"], Alibi))
+            found[name] = sharding_of(roles, axes, tensor.shape, tensor.dtype)
+    return found
 
 
 def _local_pairs(given: Given, sizes: Sizes, parts: dict[str, Tensor]) -> dict[str, Any]:

@@ -91,27 +91,21 @@ def _map_of(balancer: Any, module: Any, world: int) -> MakeMap:
     indices = None if balancer is None else balancer._generate_indices()
     if indices is None:
         return ShardMap.contiguous
-    smap = map_of_indices(indices, world)
-    head_tail = ShardMap.head_tail(smap.seq_len, world)
+    # int64 [1 or B, seq_len], the position of each row; ranks have equal parts.
+    seq_len = indices.shape[1]
+    rows = seq_len // world
+    lists = [[_segments(part) for part in entry[: rows * world].view(world, rows)] for entry in indices.cpu()]
+    smap = ShardMap.from_segments(lists, seq_len=seq_len, local_rows=[rows] * world)
+    head_tail = ShardMap.head_tail(seq_len, world)
     if smap.num_lists == 1 and all(smap.segments(rank) == head_tail.segments(rank) for rank in range(world)):
         # By its rule rather than by its segments, so that traced code need not be traced again for each length.
         return ShardMap.head_tail
     return KnownMap(smap)
 
 
-def map_of_indices(indices: Tensor, world: int) -> ShardMap:
-    """The map of equal parts of a rearranged sequence. indices: int64 [1 or B, seq_len], the position of each row."""
-    seq_len = indices.shape[1]
-    rows = seq_len // world
-    lists = [[_segments(part) for part in entry[: rows * world].view(world, rows)] for entry in indices.cpu()]
-    return ShardMap.from_segments(lists, seq_len=seq_len, local_rows=[rows] * world)
-
-
 def _segments(positions: Tensor) -> list[tuple[int, int, int, int]]:
     """Runs of neighbours, as (local row, begin, length, stride)."""
-    first = torch.ones(len(positions), dtype=torch.bool)
-    first[1:] = positions.diff() != 1
-    begins = first.nonzero()[:, 0]
-    lengths = begins.diff(append=torch.tensor([len(positions)]))
-    runs = zip(begins.tolist(), positions[begins].tolist(), lengths.tolist(), strict=True)
+    offsets, lengths = torch.unique_consecutive(positions - torch.arange(len(positions)), return_counts=True)
+    rows = lengths.cumsum(0) - lengths
+    runs = zip(rows.tolist(), (offsets + rows).tolist(), lengths.tolist(), strict=True)
     return [(row, position, length, 1) for row, position, length in runs]

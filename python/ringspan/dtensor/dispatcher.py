@@ -11,6 +11,7 @@ What a call needs of this is read once, in its forward: the backward takes it fr
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 
 from ringspan.dtensor import private
 from ringspan.dtensor.balancer import BalancerWatch
@@ -44,28 +45,22 @@ class ContextParallelWatch:
 _WATCHES: list[ContextParallelWatch] = []
 
 
-class _Opened:
-    """What is open while anything is enabled."""
-
-    def __init__(self) -> None:
-        self.watch = ContextParallelWatch()
-        self.allowed = private.allows_implicit_replication()
-        private.allow_implicit_replication(True)
-        rules = private.context_parallel_rules()
-        self.registered_rules = not rules._cp_strategy_contexts
-        rules.register_cp_sharding_rules()
-
-    def close(self) -> None:
-        """Everything as it was before."""
-        if self.registered_rules:
-            private.context_parallel_rules().unregister_cp_sharding_rules()
-        private.allow_implicit_replication(self.allowed)
-        if ENABLED.watch is not None:
-            ENABLED.watch.forget()
-        self.watch.remove()
+def _open() -> ExitStack:
+    """Makes what is in force while anything is enabled; closing it restores everything."""
+    stack = ExitStack()
+    stack.callback(ContextParallelWatch().remove)
+    if ENABLED.watch is not None:
+        stack.callback(ENABLED.watch.forget)
+    stack.callback(private.allow_implicit_replication, private.allows_implicit_replication())
+    private.allow_implicit_replication(True)
+    rules = private.context_parallel_rules()
+    if not rules._cp_strategy_contexts:
+        stack.callback(rules.unregister_cp_sharding_rules)
+    rules.register_cp_sharding_rules()
+    return stack
 
 
-_OPENED: list[_Opened] = []  # one while anything is enabled
+_OPENED: list[ExitStack] = []  # one while anything is enabled
 
 
 def enable_cp_dtensor_dispatcher(*, shard_map: Callable[[int, int], ShardMap] = ShardMap.contiguous) -> None:
@@ -89,7 +84,7 @@ def enable_cp_dtensor_dispatcher(*, shard_map: Callable[[int, int], ShardMap] = 
             f"shard_map is {shard_map!r}; give a function of (seq_len, world_size), such as ringspan.ShardMap.head_tail"
         )
     if not ENABLED.splits:
-        _OPENED.append(_Opened())
+        _OPENED.append(_open())
     ENABLED.splits.append(Split(shard_map))
 
 

@@ -19,7 +19,7 @@ from ringspan.call import AXES
 from ringspan.dtensor.arrangement import OPERANDS, Sharding, arrange, sharding_of
 from ringspan.dtensor.operands import as_dtensor, common_mesh, in_place, map_of, takes_part
 from ringspan.dtensor.peers import tell_group_of
-from ringspan.dtensor.placements import SINK_AXES, Role, axes_of_pairs, axes_of_slopes
+from ringspan.dtensor.placements import Role, axes_beside
 from ringspan.dtensor.private import local_of
 from ringspan.dtensor.split import check_traceable, split_in_effect
 from ringspan.entry import Telling
@@ -64,14 +64,9 @@ class _Placed:
                 self.shardings[name] = self.arrangement.slots if name in _STATISTICS else self.arrangement.out
 
     def _sharding_of_mask(self, name: str, tensor: Tensor) -> Sharding:
-        if name == "sink":
-            axes = SINK_AXES
-        elif name == "atten_mask" and self.given.sparse_mode >= _FIRST_COMPRESSED_MODE:
+        axes = axes_beside(name, tensor, name == "pse" and self.given.pse_type >= _SLOPES)
+        if name == "atten_mask" and self.given.sparse_mode >= _FIRST_COMPRESSED_MODE:
             axes = {}
-        elif name == "pse" and self.given.pse_type >= _SLOPES:
-            axes = axes_of_slopes(tensor)
-        else:
-            axes = axes_of_pairs(tensor.shape)
         return sharding_of(self.arrangement.roles, axes, tensor.shape, tensor.dtype)
 
     def local(self, name: str) -> Tensor:
@@ -145,17 +140,9 @@ def _forward(op: Any, given: Any) -> tuple[Any, ...]:
 
 
 def _wrapped(placed: _Placed, results: Sequence[Tensor], kept: list[Tensor]) -> tuple[Any, ...]:
-    out, row_max, row_sum, softmax_out, seed, offset = results
-    arrangement = placed.arrangement
-    return (
-        arrangement.out.wrap(out),
-        arrangement.slots.wrap(row_max),
-        arrangement.slots.wrap(row_sum),
-        arrangement.nothing.wrap(softmax_out),
-        arrangement.seed.wrap(seed),
-        arrangement.seed.wrap(offset),
-        kept,
-    )
+    lies = placed.arrangement
+    shardings = (lies.out, lies.slots, lies.slots, lies.nothing, lies.seed, lies.seed)
+    return (*(sharding.wrap(local) for sharding, local in zip(shardings, results, strict=True)), kept)
 
 
 def _backward(op: Any, given: Any) -> tuple[Tensor, ...]:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate
 
-from ringspan.dtensor.arrangement import OPERANDS, Sharding
+from ringspan.dtensor.arrangement import Sharding
 from ringspan.dtensor.placements import chunk_rows
 from ringspan.dtensor.private import allows_implicit_replication, contiguous_stride, local_of
 from ringspan.shard_map import ShardMap
@@ -52,13 +52,6 @@ def as_dtensor(name: str, tensor: Tensor, mesh: DeviceMesh, was_accepted: bool =
             "ringspan.enable_cp_dtensor_dispatcher(), under which plain tensors count as replicated"
         )
     return DTensor.from_local(tensor, mesh, [Replicate()] * mesh.ndim, run_check=False)
-
-
-def as_dtensors(named: dict[str, Any], mesh: DeviceMesh) -> dict[str, DTensor]:
-    """Query, key and value, and what is given beside them."""
-    return {
-        name: as_dtensor(name, tensor, mesh) for name, tensor in named.items() if tensor is not None or name in OPERANDS
-    }
 
 
 def in_place(name: str, tensor: Tensor, sharding: Sharding, was_accepted: bool = False) -> DTensor:

@@ -76,6 +76,13 @@ def axes_of_pairs(shape: Sequence[int]) -> TensorAxes:
     return found
 
 
+def axes_beside(name: str, tensor: Tensor, are_slopes: bool) -> TensorAxes:
+    """The axes of a sink, of slopes, or else of a mask or bias."""
+    if name == "sink":
+        return SINK_AXES
+    return axes_of_slopes(tensor) if are_slopes else axes_of_pairs(tensor.shape)
+
+
 @dataclass(frozen=True)
 class Roles:
     """The role of every axis of a mesh, and into how many parts each role cuts over all its axes."""
@@ -124,7 +131,8 @@ def choose_roles(mesh: DeviceMesh, placements: Sequence[tuple[Placement, ...]], 
                 offered = all(count % (parts[role] * size) == 0 for count in counts[role])
             else:
                 offered = role == Role.REPLICATE or Role.SEQUENCE not in roles
-            cost = _cost_of_all(current, role, axes, size)
+            wanted = Shard(axes[role]) if role in axes else Replicate()
+            cost = sum(_cost(placement, wanted, size) for placement in current)
             if offered and cost < least:
                 best, least = role, cost
         parts[best] *= size
@@ -140,11 +148,6 @@ def _tried(current: Placement, axes: TensorAxes) -> list[str]:
             offered.remove(role)
             offered.insert(0, role)
     return offered
-
-
-def _cost_of_all(current: Sequence[Placement], role: str, axes: TensorAxes, size: int) -> float:
-    wanted = Shard(axes[role]) if role in axes else Replicate()
-    return sum(_cost(placement, wanted, size) for placement in current)
 
 
 def _cost(current: Placement, wanted: Placement, size: int) -> float:

@@ -120,10 +120,6 @@ def _in_front_of(original: Callable[..., Tensor], is_guarded: bool) -> Callable[
 _kernel = _in_front_of(private.composite_attention, is_guarded=False)
 
 
-def _rule(cls: type, func: Any, types: tuple[type, ...], args: tuple = (), kwargs: dict | None = None) -> Any:
-    return _kernel(*args, **(kwargs or {}))
-
-
 def _is_ours(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None) -> bool:
     if has_dtensors(query, key, value, attn_mask):
         return bool(ENABLED.splits)
@@ -171,4 +167,8 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None,
 
 def register() -> None:
     """Teaches DTensor the op, for inference_mode. Once for each process."""
-    torch.library.register_torch_dispatch(_aten_sdpa, DTensor, _rule)
+
+    def rule(cls: type, func: Any, types: tuple[type, ...], args: tuple = (), kwargs: dict | None = None) -> Any:
+        return _kernel(*args, **(kwargs or {}))
+
+    torch.library.register_torch_dispatch(_aten_sdpa, DTensor, rule)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 from ringspan.dtensor import private
+from ringspan.dtensor.balancer import BalancerWatch
 from ringspan.dtensor.operands import MakeMap
 from ringspan.shard_map import ShardMap
 
@@ -26,28 +26,12 @@ class Split:
 _UNTOLD = Split()
 
 
-class Watch(Protocol):
-    """Something that knows better than what was enabled: see `balancer.BalancerWatch`."""
-
-    def split(self, enabled: MakeMap) -> tuple[MakeMap, str]:
-        """The map and the exchange in effect."""
-        ...
-
-    def forget(self) -> None:
-        """What was seen up to now counts no more."""
-        ...
-
-    def remove(self) -> None:
-        """Ends watching."""
-        ...
-
-
 class _Enabled:
-    """What `enable_cp_dtensor_dispatcher` has enabled, innermost last."""
+    """What `enable_cp_dtensor_dispatcher` has enabled, innermost last; the watch knows better than that."""
 
     def __init__(self) -> None:
         self.splits: list[Split] = []
-        self.watch: Watch | None = None
+        self.watch: BalancerWatch | None = None
 
 
 ENABLED = _Enabled()

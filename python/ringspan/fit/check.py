@@ -49,11 +49,8 @@ class Workload:
             return rs.causal()
         if self.mask == "window":
             return rs.window(left=self.seq_len // 16 - 1, right=0)
-        return rs.documents(lengths=self._documents())
-
-    def _documents(self) -> list[int]:
-        """Long and short ones, in sixteenths of the sequence."""
-        return [sixteenths * self.seq_len // 16 for sixteenths in (6, 1, 1, 3, 1, 4)]
+        # Long and short ones, in sixteenths of the sequence.
+        return rs.documents(lengths=[sixteenths * self.seq_len // 16 for sixteenths in (6, 1, 1, 3, 1, 4)])
 
     def make_map(self, world: int) -> rs.ShardMap:
         """The map of its name."""

@@ -98,10 +98,14 @@ def _describe(options: argparse.Namespace, results: list[dict[str, Any]]) -> dic
     backend = _backend() if is_under_torchrun() else "gloo"
     date, _, _ = str(stamp()["date"]).partition("T")
     described = describe_host()
+    # Of a rank: its device's, else an equal part of what the system has free; 0 where that does not tell.
+    memory_bytes = (available_bytes() or 0) // options.ranks
+    if backend == "nccl":
+        memory_bytes = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
     node = Node(
         ranks=per_node,
         processors=per_node if backend == "nccl" else max(1, os.cpu_count() or 1),
-        memory_bytes=_memory_of_rank(backend, options.ranks),
+        memory_bytes=memory_bytes,
         waits_for_all=backend == "gloo",
     )
     return solve(
@@ -110,10 +114,3 @@ def _describe(options: argparse.Namespace, results: list[dict[str, Any]]) -> dic
         source=f"ringspan fit, {date}, {described['instruction_set']}, torch {described['torch']}, {backend}",
         node=node,
     )
-
-
-def _memory_of_rank(backend: str, ranks: int) -> int:
-    """Bytes that a rank has: of its device, else an equal part of what the system has free. 0 = it does not tell."""
-    if backend == "nccl":
-        return torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
-    return (available_bytes() or 0) // ranks

@@ -13,12 +13,18 @@ from ringspan.call import check_scale, read_sizes, resolve_scale
 from ringspan.entry import enters
 from ringspan.flex.masks import MaskMod, to_mask
 from ringspan.flex.mods import Pairs, ScoreMod, read_score_mod, scale_and_softcap
-from ringspan.flex.options import check_kernel_options
 from ringspan.group import Group, name_and_world, rank_in, world_mismatch
 from ringspan.masks import Mask, full
 from ringspan.plain import check_tensors
 from ringspan.shard_map import ShardMap
 
+# kernel_options that choose or tune a GPU kernel, or promise something that this library need not be promised.
+_SPEED_ONLY = (
+    *("num_warps", "num_stages", "kpack", "matrix_instr_nonkdim", "waves_per_eu"),
+    *("BLOCK_M", "BLOCK_N", "BLOCK_M1", "BLOCK_N1", "BLOCK_M2", "BLOCK_N2"),
+    *("PRESCALE_QK", "ROWS_GUARANTEED_SAFE", "BLOCKS_ARE_CONTIGUOUS", "WRITE_DQ"),
+    *("FORCE_USE_FLEX_ATTENTION", "USE_TMA"),
+)
 _COMPILED = "ringspan.flex reads the values of masks and biases; outside of compiled code call to_mask or to_arguments"
 
 
@@ -66,7 +72,7 @@ def flex_attention(
     """
     if return_lse and return_aux is not None:
         raise ValueError("return_lse and return_aux are both given; ask with return_aux=AuxRequest(lse=True) alone")
-    check_kernel_options(kernel_options)
+    _check_kernel_options(kernel_options)
     check_tensors(query, key, value)
     arguments = to_arguments(
         query, key, score_mod, block_mask, scale, shard_map=shard_map, kv_shard_map=kv_shard_map, group=group
@@ -158,3 +164,19 @@ def _joined(masks: list[Mask | Tensor | None]) -> dict[str, Any]:
         elif one is not None:
             dense = one if dense is None else dense & one
     return {"mask": mask, "attn_mask": dense}
+
+
+def _check_kernel_options(options: dict[str, Any] | None) -> None:
+    """Raises ValueError for an option that PyTorch does not document, NotImplementedError for another backend."""
+    for name, value in (options or {}).items():
+        plain = name.removeprefix("fwd_").removeprefix("bwd_")
+        if plain == "BACKEND":
+            if value != "AUTO":
+                raise NotImplementedError(
+                    f"kernel_options {name}={value!r} is not offered; leave it out, or give 'AUTO'"
+                )
+        elif plain not in _SPEED_ONLY:
+            raise ValueError(
+                f"kernel_options has {name!r}; known are BACKEND, {', '.join(_SPEED_ONLY)}, also with fwd_ or "
+                "bwd_ before them"
+            )

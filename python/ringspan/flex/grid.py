@@ -33,9 +33,20 @@ class Grid:
     q: Tensor
     kv: Tensor
 
-    def rows(self, begin: int, end: int) -> Grid:
-        """A part of the rows."""
-        return Grid(self.batch, self.heads, self.q[..., begin:end], self.kv)
+
+@dataclass(frozen=True)
+class Pairs:
+    """The pairs of a call. rows: global positions of this rank's queries, [R] or [B, R]."""
+
+    batch: int
+    heads: int
+    q_len: int
+    kv_len: int
+    rows: Tensor
+
+    def grid(self, q: Tensor) -> Grid:
+        """All keys, at the queries q."""
+        return Grid(self.batch, self.heads, q, torch.arange(self.kv_len))
 
 
 def on_grid(function: Callable, grid: Grid) -> tuple[Tensor, ...]:

@@ -13,7 +13,7 @@ from torch.nn.attention.flex_attention import BlockMask, noop_mask
 
 from ringspan.flex.bands import BandFinder, Row
 from ringspan.flex.blocks import Blocks, blocks_of
-from ringspan.flex.grid import Grid, on_grid, row_chunks
+from ringspan.flex.grid import Grid, Pairs, on_grid, row_chunks
 from ringspan.masks import Mask, bands, documents, full
 
 # Bands of one batch entry beyond which a mask becomes a tensor: as many make no call slower (measured on 8192 causal
@@ -49,30 +49,34 @@ def to_mask(
     in its partial blocks. ValueError for a BlockMask that does not fit, a mask_mod that gives no bool, and rows
     outside; what the mask_mod raises goes through. Call it outside of compiled code.
     """
-    return rule_of(mask, batch, heads, q_len, kv_len).convert(_checked_rows(rows, batch, q_len), max_bands)
+    blocks, mod = None, mask
+    if isinstance(mask, BlockMask):
+        blocks = blocks_of(mask, batch, heads, q_len, kv_len)
+        mod = noop_mask if mask.mask_mod is None else mask.mask_mod
+    if not callable(mod):
+        raise ValueError(f"the mask is of {type(mod).__name__}; give a BlockMask or a mask_mod(b, h, q_idx, kv_idx)")
+    pairs = Pairs(batch, heads, q_len, kv_len, _checked_rows(rows, batch, q_len))
+    return Rule(mod, blocks, pairs).convert(max_bands)
 
 
 @dataclass(frozen=True)
 class Rule:
-    """Which pairs are kept: `mod` decides, inside of `blocks` where there are some."""
+    """Which of `pairs` are kept: `mod` decides, inside of `blocks` where there are some."""
 
     mod: MaskMod
     blocks: Blocks | None
-    batch: int
-    heads: int
-    q_len: int
-    kv_len: int
+    pairs: Pairs
 
-    def convert(self, rows: Tensor, max_bands: int = MAX_BANDS) -> Mask | Tensor:
+    def convert(self, max_bands: int = MAX_BANDS) -> Mask | Tensor:
         """See `to_mask`."""
-        if self.q_len == 0 or self.kv_len == 0:
+        if self.pairs.q_len == 0 or self.pairs.kv_len == 0:
             return full()  # of no pairs
         found = self._bands(max_bands)
-        if found is None or (len(found) > 1 and self.q_len != self.kv_len):
-            return self._dense(rows)
+        if found is None or (len(found) > 1 and self.pairs.q_len != self.pairs.kv_len):
+            return self._dense()
         masks = [bands(entry) for entry in found]
         if len(masks) == 1:
-            whole = found[0] == [(0, self.q_len, 0, self.kv_len, None, None)]
+            whole = found[0] == [(0, self.pairs.q_len, 0, self.pairs.kv_len, None, None)]
             return full() if whole else masks[0]
         return functools.reduce(operator.or_, (self._only(entry) & mask for entry, mask in enumerate(masks)))
 
@@ -81,7 +85,7 @@ class Rule:
         lists = self._lists(rows)
         # A row of blocks has few columns in which the mod decides.
         most_rows = rows.shape[-1] if self.blocks is None else self.blocks.q_size
-        for begin, end in row_chunks(rows.shape[-1], lists[0] * lists[1] * self.kv_len, most_rows):
+        for begin, end in row_chunks(rows.shape[-1], lists[0] * lists[1] * self.pairs.kv_len, most_rows):
             yield self._keep(rows[..., begin:end]).expand(*lists, -1, -1)
 
     def _lists(self, rows: Tensor) -> tuple[int, int]:
@@ -94,9 +98,9 @@ class Rule:
 
     def _keep(self, q: Tensor) -> Tensor:
         if self.blocks is None:
-            return self._decide(q, torch.arange(self.kv_len))
-        partial = self.blocks.at(self.blocks.partial, q, self.kv_len)
-        keep = self.blocks.at(self.blocks.full, q, self.kv_len)
+            return self._decide(q, torch.arange(self.pairs.kv_len))
+        partial = self.blocks.at(self.blocks.partial, q, self.pairs.kv_len)
+        keep = self.blocks.at(self.blocks.full, q, self.pairs.kv_len)
         asked = partial.flatten(0, 2).any(0).nonzero()[:, 0]
         if len(asked) == 0:
             return keep
@@ -105,13 +109,13 @@ class Rule:
         return keep.index_copy_(3, asked, inside)
 
     def _decide(self, q: Tensor, kv: Tensor) -> Tensor:
-        (keep,) = on_grid(_checked_mod(self.mod), Grid(self.batch, self.heads, q, kv))
+        (keep,) = on_grid(_checked_mod(self.mod), Grid(self.pairs.batch, self.pairs.heads, q, kv))
         return keep.expand(-1, -1, q.shape[-1], len(kv))
 
     def _bands(self, max_bands: int) -> list[list[Row]] | None:
         """Bands of each batch entry, one list where all are equal; None where heads differ or they are too many."""
         finders: list[BandFinder] = []
-        for keep in self._pieces(torch.arange(self.q_len)):
+        for keep in self._pieces(torch.arange(self.pairs.q_len)):
             if keep.shape[1] > 1 and bool((keep[:, :1] != keep).any()):
                 return None
             finders = finders or [BandFinder(max_bands) for _ in keep]
@@ -122,23 +126,14 @@ class Rule:
 
     def _only(self, entry: int) -> Mask:
         """Every pair of one batch entry: there a document of all positions, none in the others."""
-        lengths = [[self.q_len if place == entry else 0] for place in range(self.batch)]
+        lengths = [[self.pairs.q_len if place == entry else 0] for place in range(self.pairs.batch)]
         return documents(lengths=lengths, inside=full())
 
-    def _dense(self, rows: Tensor) -> Tensor:
+    def _dense(self) -> Tensor:
+        rows = self.pairs.rows
         if rows.shape[-1] == 0:
-            return torch.zeros(*self._lists(rows), 0, self.kv_len, dtype=torch.bool)
+            return torch.zeros(*self._lists(rows), 0, self.pairs.kv_len, dtype=torch.bool)
         return torch.cat(list(self._pieces(rows)), 2)
-
-
-def rule_of(mask: BlockMask | MaskMod, batch: int, heads: int, q_len: int, kv_len: int) -> Rule:
-    """The rule of a mask_mod or BlockMask. ValueError for anything else."""
-    if isinstance(mask, BlockMask):
-        blocks = blocks_of(mask, batch, heads, q_len, kv_len)
-        return Rule(noop_mask if mask.mask_mod is None else mask.mask_mod, blocks, batch, heads, q_len, kv_len)
-    if not callable(mask):
-        raise ValueError(f"the mask is of {type(mask).__name__}; give a BlockMask or a mask_mod(b, h, q_idx, kv_idx)")
-    return Rule(mask, None, batch, heads, q_len, kv_len)
 
 
 def _checked_mod(mod: MaskMod) -> Callable:

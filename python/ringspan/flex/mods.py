@@ -3,33 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ringspan.flex.grid import Grid, on_grid, row_chunks
+from ringspan.flex.grid import Grid, Pairs, on_grid, row_chunks
 from ringspan.flex.masks import Rule
 from ringspan.flex.score import Form, Score
 from ringspan.masks import Mask
 
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
-
-
-@dataclass(frozen=True)
-class Pairs:
-    """The pairs of a call. rows: global positions of this rank's queries, [R] or [B, R]."""
-
-    batch: int
-    heads: int
-    q_len: int
-    kv_len: int
-    rows: Tensor
-
-    def grid(self, q: Tensor) -> Grid:
-        """All keys, at the queries q."""
-        return Grid(self.batch, self.heads, q, torch.arange(self.kv_len))
 
 
 def scale_and_softcap(form: Form, scale: float) -> dict[str, Any]:
@@ -52,14 +37,12 @@ def read_score_mod(mod: ScoreMod, pairs: Pairs, dtype: torch.dtype) -> tuple[For
     # has one element along an axis that it does not look at.
     place = torch.zeros(2, dtype=torch.int64)
     first = _read(mod, Grid(pairs.batch, pairs.heads, place.expand(*pairs.rows.shape[:-1], 2), place), dtype)
-    form, added = replace(first, added=None, kept=None), None
-    if first.added is not None:
-        added = _added(mod, pairs, first, first.added, dtype)
+    added = None if first.added is None else _added(mod, pairs, first, first.added, dtype)
     mask = None
+    score_of: Any = mod
     if first.kept is not None:
-        rule = Rule(_kept_by(mod, dtype), None, pairs.batch, pairs.heads, pairs.q_len, pairs.kv_len)
-        mask = rule.convert(pairs.rows)
-    return replace(form, added=added), mask
+        mask = Rule(lambda *place: score_of(Score.of(Form(dtype)), *place).form.kept, None, pairs).convert()
+    return replace(first, added=added, kept=None), mask
 
 
 def _added(mod: ScoreMod, pairs: Pairs, first: Form, at_first: Tensor, dtype: torch.dtype) -> Tensor:
@@ -102,13 +85,3 @@ def _read(mod: ScoreMod, grid: Grid, dtype: torch.dtype) -> Form:
         added=None if form.added is None else added.to(dtype),
         kept=None if form.kept is None else kept,
     )
-
-
-def _kept_by(mod: ScoreMod, dtype: torch.dtype) -> Callable:
-    """The mask_mod inside of a score_mod."""
-
-    def decide(*place: Tensor) -> Any:
-        score: Any = mod(Score.of(Form(dtype)), *place)
-        return score.form.kept
-
-    return decide

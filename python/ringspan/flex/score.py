@@ -83,10 +83,6 @@ def _subtract(first: Any, second: Any) -> Score:
     return _plus(first, second, -1.0) if isinstance(first, Score) else _plus(_negate(second), first, 1.0)
 
 
-def _subtract_from(first: Any, second: Any) -> Score:
-    return _subtract(second, first)
-
-
 def _plus(score: Score, other: Any, sign: float) -> Score:
     """score + sign * other."""
     if isinstance(other, Score):
@@ -160,10 +156,6 @@ def _either(condition: Tensor, first: Form, second: Form) -> Score:
     return Score.of(replace(first, added=added, dtype=torch.promote_types(first.dtype, added.dtype)))
 
 
-def _masked_fill(score: Any, mask: Any, value: Any) -> Score:
-    return _where(mask, value, score)
-
-
 def _converted(score: Score, dtype: Any) -> Score:
     """`to` and its kin: exact where the dtype loses no digits."""
     if not isinstance(dtype, torch.dtype):
@@ -216,7 +208,7 @@ def _getter(name: str) -> Callable[..., Any]:
 _RULES: dict[Any, Callable] = {
     **dict.fromkeys((torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__), _add),
     **dict.fromkeys((torch.sub, torch.subtract, Tensor.sub, Tensor.subtract, Tensor.__sub__), _subtract),
-    **dict.fromkeys((torch.rsub, Tensor.__rsub__), _subtract_from),
+    **dict.fromkeys((torch.rsub, Tensor.__rsub__), lambda first, second: _subtract(second, first)),
     **dict.fromkeys(
         (torch.mul, torch.multiply, Tensor.mul, Tensor.multiply, Tensor.__mul__, Tensor.__rmul__), _multiply
     ),
@@ -226,7 +218,7 @@ _RULES: dict[Any, Callable] = {
     **dict.fromkeys((torch.tanh, Tensor.tanh), _tanh),
     torch.where: _where,
     Tensor.where: lambda score, condition, other: _where(condition, score, other),
-    **dict.fromkeys((torch.masked_fill, Tensor.masked_fill), _masked_fill),
+    **dict.fromkeys((torch.masked_fill, Tensor.masked_fill), lambda score, mask, value: _where(mask, value, score)),
     Tensor.to: _converted,
     Tensor.type_as: lambda score, other: _converted(score, other.dtype),
     Tensor.float: lambda score: _converted(score, torch.float32),

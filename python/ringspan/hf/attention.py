@@ -156,9 +156,8 @@ def _check_sizes(found: StructuredMask, query: Tensor, key: Tensor) -> None:
 
 def _check_causal(pattern: Pattern | None, is_causal: bool | None) -> None:
     """What a module says by itself is left aside: its config may have made the mask bidirectional."""
-    if pattern is None or is_causal is None or is_causal == (pattern.high == 0):
-        return
-    raise ValueError(f"is_causal={is_causal}, but the mask keeps low <= j - i <= high for {_sides(pattern)}")
+    if pattern is not None and is_causal is not None and is_causal != (pattern.high == 0):
+        raise _contradiction(f"is_causal={is_causal}", pattern)
 
 
 def _check_window(found: StructuredMask, keys: int, sliding_window: int | None) -> None:
@@ -168,13 +167,12 @@ def _check_window(found: StructuredMask, keys: int, sliding_window: int | None) 
     if sliding_window is None or pattern is None or sliding_window >= keys:
         return
     if pattern.low != 1 - sliding_window:
-        raise ValueError(
-            f"sliding_window={sliding_window}, but the mask keeps low <= j - i <= high for {_sides(pattern)}"
-        )
+        raise _contradiction(f"sliding_window={sliding_window}", pattern)
 
 
-def _sides(pattern: Pattern) -> str:
-    return f"(low, high) = ({pattern.low}, {pattern.high})"
+def _contradiction(given: str, pattern: Pattern) -> ValueError:
+    kept = f"low <= j - i <= high for (low, high) = ({pattern.low}, {pattern.high})"
+    return ValueError(f"{given}, but the mask keeps {kept}")
 
 
 def _with_documents(found: StructuredMask, rows: int, others: dict[str, Any]) -> StructuredMask:

@@ -14,11 +14,9 @@ from torch import Tensor
 from ringspan.entry import Telling, enters
 from ringspan.group import LOCAL, Group, name_and_world, rank_in, world_mismatch
 from ringspan.hf.inputs import check_call, gather
-from ringspan.hf.models import CHECKED_MODELS, check_model, find_model, num_layers
+from ringspan.hf.models import check_model, find_model
 from ringspan.masks import int64_table
 from ringspan.shard_map import ShardMap
-
-__all__ = ["CHECKED_MODELS", "Forward", "context_parallel", "current_forward"]
 
 
 @dataclass
@@ -160,8 +158,8 @@ def _begin(context: _Context, args: tuple, kwargs: dict[str, Any]) -> tuple[tupl
         smap = context.shard_map
         rows = smap.local_rows(context.rank)
         args, kwargs, local = check_call(context.model, args, kwargs, rows, context.documents)
-        whole = gather(local, smap, context.group, context.documents)
-    context.forward = Forward(context.group, smap, rows, context.documents, whole.padding, whole.counts_from_zero)
+        padding, from_zero = gather(local, smap, context.group, context.documents)
+    context.forward = Forward(context.group, smap, rows, context.documents, padding, from_zero)
     return args, kwargs
 
 
@@ -171,7 +169,8 @@ def _end(context: _Context, output: Any) -> None:
     forward, context.forward = context.forward, None
     if output is None or forward is None:
         return
-    expected = num_layers(context.model)
+    config: Any = context.model.config
+    expected = config.num_hidden_layers
     if forward.calls != expected:
         raise NotImplementedError(
             f"{type(context.model).__name__} has {expected} layers and made {forward.calls} attention calls; layers "

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -30,26 +29,11 @@ _INSTEAD = {
 }
 
 
-@dataclass(frozen=True)
-class LocalInputs:
-    """position_ids, int64 [B, S], and valid, bool [B, S], of this rank's rows."""
-
-    position_ids: Tensor
-    valid: Tensor
-
-
-@dataclass(frozen=True)
-class WholeInputs:
-    """padding: bool [B, whole sequence], False is padding, None where there is none. counts_from_zero: of positions."""
-
-    padding: Tensor | None
-    counts_from_zero: bool
-
-
 def check_call(
     model: nn.Module, args: tuple, kwargs: dict[str, Any], rows: int, documents: Tensor | None
-) -> tuple[tuple, dict[str, Any], LocalInputs]:
-    """The arguments of a call, with no cache and a mask, and what is to be gathered of them.
+) -> tuple[tuple, dict[str, Any], Tensor]:
+    """The arguments of a call, with no cache and a mask, and what is to be gathered of them: int64 [2, B, S], positions
+    and which of the rows are no padding.
 
     Without a 2-D mask transformers would look for packed documents in this rank's positions.
 
@@ -85,17 +69,22 @@ def check_call(
         )
     if valid is None:
         valid = torch.ones(batch, rows, dtype=torch.int64)
-        args, kwargs = _with_mask(names, args, kwargs, valid)
-    return args, kwargs, LocalInputs(positions.to(torch.int64), valid.bool())
+        place = names.index("attention_mask") if "attention_mask" in names else len(args)
+        if place < len(args):
+            args = (*args[:place], valid, *args[place + 1 :])
+        else:
+            kwargs = {**kwargs, "attention_mask": valid}
+    return args, kwargs, torch.stack([positions.to(torch.int64), valid.to(torch.int64)])
 
 
-def gather(local: LocalInputs, shard_map: ShardMap, group: Group, documents: Tensor | None) -> WholeInputs:
-    """Positions and padding of the whole sequence. A collective; all ranks raise the same.
+def gather(local: Tensor, shard_map: ShardMap, group: Group, documents: Tensor | None) -> tuple[Tensor | None, bool]:
+    """Padding of the whole sequence, and whether positions count from 0. A collective; all ranks raise the same.
+
+    Padding: bool [B, whole sequence], False is padding, None where there is none. local: from `check_call`.
 
     ValueError where the positions are not those of the sequence or of its documents, up to one number for each entry.
     """
-    stacked = torch.stack([local.position_ids, local.valid.to(torch.int64)])
-    positions, valid = shard_map.unshard(stacked, group=group, dim=2, batch_dim=1)
+    positions, valid = shard_map.unshard(local, group=group, dim=2, batch_dim=1)
     valid = valid.bool()
     expected, counted = _expected(shard_map.seq_len, documents)
     counted = counted & valid
@@ -111,14 +100,7 @@ def gather(local: LocalInputs, shard_map: ShardMap, group: Group, documents: Ten
             "context_parallel(documents=...) and positions counted in each"
         )
     from_zero = not bool((counted & (ahead != 0)).any())
-    return WholeInputs(None if bool(valid.all()) else valid, from_zero)
-
-
-def _with_mask(names: list[str], args: tuple, kwargs: dict[str, Any], mask: Tensor) -> tuple[tuple, dict[str, Any]]:
-    place = names.index("attention_mask") if "attention_mask" in names else len(args)
-    if place < len(args):
-        return (*args[:place], mask, *args[place + 1 :]), kwargs
-    return args, {**kwargs, "attention_mask": mask}
+    return None if bool(valid.all()) else valid, from_zero
 
 
 def _checked(given: dict[str, Any], name: str, batch: int, rows: int) -> Tensor | None:

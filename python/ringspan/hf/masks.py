@@ -66,7 +66,21 @@ def _make_mask(
     q_offset = int(q_offset)
     mask = None if pattern is None else _mask_of(pattern, q_length, kv_length, q_offset, kv_offset)
     if mask is None:
-        dense = _dense(shape, q_offset, kv_offset, mask_function, attention_mask, others)
+        from transformers import masking_utils
+
+        # Exact for every mask function, on one rank.
+        dense = masking_utils.sdpa_mask(
+            batch_size=batch_size,
+            q_length=q_length,
+            kv_length=kv_length,
+            q_offset=q_offset,
+            kv_offset=kv_offset,
+            mask_function=mask_function,
+            attention_mask=attention_mask,
+            allow_is_causal_skip=False,
+            use_vmap=others.get("use_vmap", False),
+            device=others.get("device", "cpu"),
+        )
         return StructuredMask(full(), dense, None, shape)
     keep = _padding(attention_mask, kv_length, kv_offset)
     return StructuredMask(mask, keep, pattern, shape, first=q_offset - kv_offset)
@@ -160,29 +174,3 @@ def _padding(attention_mask: Tensor | None, kv_len: int, kv_offset: int) -> Tens
     keep = torch.nn.functional.pad(attention_mask, (0, max(0, kv_offset + kv_len - attention_mask.shape[-1])))
     keep = keep[:, None, None, kv_offset : kv_offset + kv_len]
     return None if bool(keep.all()) else keep
-
-
-def _dense(
-    shape: tuple[int, int, int, int],
-    q_offset: int,
-    kv_offset: int,
-    mask_function: Callable | None,
-    attention_mask: Tensor | None,
-    others: dict[str, Any],
-) -> Tensor:
-    """A mask as transformers' own dense tensor [B, 1, rows, keys]: exact for every mask function, on one rank."""
-    from transformers.masking_utils import sdpa_mask
-
-    batch, _, rows, keys = shape
-    return sdpa_mask(
-        batch_size=batch,
-        q_length=rows,
-        kv_length=keys,
-        q_offset=q_offset,
-        kv_offset=kv_offset,
-        mask_function=mask_function,
-        attention_mask=attention_mask,
-        allow_is_causal_skip=False,
-        use_vmap=others.get("use_vmap", False),
-        device=others.get("device", "cpu"),
-    )

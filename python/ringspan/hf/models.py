@@ -69,11 +69,6 @@ def check_model(model: Any, assume_token_wise: bool) -> None:
         raise NotImplementedError(refused)
 
 
-def num_layers(model: Any) -> int:
-    """Attention calls of one forward."""
-    return model.config.num_hidden_layers
-
-
 def _reason(model: Any, config: Any) -> str | None:
     """Why a model is refused whatever the caller vouches for."""
     if config.is_encoder_decoder or getattr(config, "add_cross_attention", False):

@@ -13,9 +13,10 @@ A function that is not known makes the whole pattern unknown: nothing is guessed
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
+from inspect import getclosurevars
 from types import CodeType
 from typing import Any
 
@@ -70,16 +71,10 @@ def read_pattern(function: Callable | None) -> Pattern | None:
     """The pattern of a mask function, None where a part of it is unknown."""
     code = getattr(function, "__code__", None)
     rule = None if code is None else known_factories().get(code)
-    return None if function is None or rule is None else _RULES[rule](_enclosed(function))
+    return None if function is None or rule is None else _RULES[rule](getclosurevars(function).nonlocals)
 
 
-def _enclosed(function: Callable) -> dict[str, Any]:
-    """The variables that a closure holds, by name."""
-    cells = function.__closure__ or ()
-    return dict(zip(function.__code__.co_freevars, (cell.cell_contents for cell in cells), strict=True))
-
-
-def _read_and(held: dict[str, Any]) -> Pattern | None:
+def _read_and(held: Mapping[str, Any]) -> Pattern | None:
     joined: Pattern | None = Pattern()
     for function in held["mask_functions"]:
         part = read_pattern(function)
@@ -87,7 +82,7 @@ def _read_and(held: dict[str, Any]) -> Pattern | None:
     return joined
 
 
-def _read_positions(held: dict[str, Any]) -> Pattern | None:
+def _read_positions(held: Mapping[str, Any]) -> Pattern | None:
     inner = read_pattern(held["mask_function"])
     if inner is None or inner.documents is not None or inner.positions is not None:
         return None
@@ -107,7 +102,7 @@ def _intersect(first: Pattern, second: Pattern) -> Pattern | None:
     return Pattern(low, high, *joined)
 
 
-_RULES: dict[str, Callable[[dict[str, Any]], Pattern | None]] = {
+_RULES: dict[str, Callable[[Mapping[str, Any]], Pattern | None]] = {
     "causal": lambda held: Pattern(high=0),
     "full": lambda held: Pattern(),
     "and": _read_and,

@@ -26,12 +26,6 @@ from ringspan.mechanism.check import Fault, Unreadable, Verdict, check, describe
 EXERCISE = Path(__file__).parent / "exercise.py"
 
 
-def write_exercise(path: Path) -> None:
-    """Writes a fresh exercise. FileExistsError where there is a file already, OSError where none can be made."""
-    with path.open("xb") as target, EXERCISE.open("rb") as source:
-        shutil.copyfileobj(source, target)
-
-
 def fault_panel(verdict: Verdict, fault: Fault) -> Panel:
     """The smallest example that fails, and the hint."""
     rows = Table.grid(padding=(0, 2))
@@ -75,7 +69,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     errors = Console(stderr=True, soft_wrap=True, highlight=False)
     try:
         if options.exercise is not None:
-            write_exercise(options.exercise)
+            with options.exercise.open("xb") as target, EXERCISE.open("rb") as source:
+                shutil.copyfileobj(source, target)
             name = escape(str(options.exercise))
             Console(soft_wrap=True, highlight=False).print(
                 f"Wrote {name}. Fill it in, then: python -m ringspan.mechanism --check {name}"

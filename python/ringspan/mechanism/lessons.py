@@ -122,13 +122,11 @@ MERGE = Lesson(
 )
 
 
-def _sizes(sequence_length: int, hidden_size: int, dtype_bytes: int, cp_size: int) -> dict[str, int]:
-    return {
-        "sequence_length": sequence_length,
-        "hidden_size": hidden_size,
-        "dtype_bytes": dtype_bytes,
-        "cp_size": cp_size,
-    }
+_SIZES = ("sequence_length", "hidden_size", "dtype_bytes", "cp_size")
+
+
+def _sizes(*sizes: int) -> dict[str, int]:
+    return dict(zip(_SIZES, sizes, strict=True))
 
 
 LEDGER = Lesson(
@@ -140,7 +138,7 @@ LEDGER = Lesson(
         Case("four ranks", _sizes(12, 5, 4, 4)),
         Case("a usual size", _sizes(8192, 1024, 2, 8)),
         Case("three positions on two ranks", _sizes(3, 5, 4, 2), "Is there such a split?"),
-        *(Case(f"{name} is 0", {**_sizes(6, 5, 4, 2), name: 0}, f"Can {name} be 0?") for name in _sizes(1, 1, 1, 1)),
+        *(Case(f"{name} is 0", {**_sizes(6, 5, 4, 2), name: 0}, f"Can {name} be 0?") for name in _SIZES),
     ),
     mistakes.LEDGER,
     "Draw three ranks in a circle and follow the keys of one of them: who receives them, and when does it stop?",

@@ -62,13 +62,13 @@ def _row_max(scores: Tensor) -> Tensor:
     return scores.max(-1, keepdim=True).values
 
 
-def _normalised(scores: Tensor, value_shard: Tensor) -> Statistics:
-    maximum, denominator, numerator = _local(scores, value_shard, _row_max(scores))
+def _divided(statistics: Statistics) -> Statistics:
+    maximum, denominator, numerator = statistics
     return maximum, denominator, numerator / denominator
 
 
 def _normalised_twice(scores: Tensor, value_shard: Tensor) -> Statistics:
-    maximum, denominator, numerator = _normalised(scores, value_shard)
+    maximum, denominator, numerator = _divided(_local(scores, value_shard, _row_max(scores)))
     return maximum, torch.ones_like(denominator), numerator
 
 
@@ -86,7 +86,7 @@ _RAW = "The exponentials are not taken relative to the largest score. Try a scor
 _ONE_MAX = "You take one largest score for everything. Does every query have the same?"
 
 LOCAL = (
-    Mistake(_normalised, _DIVIDED),
+    Mistake(lambda scores, value_shard: _divided(_local(scores, value_shard, _row_max(scores))), _DIVIDED),
     Mistake(_normalised_twice, _DIVIDED),
     Mistake(_no_max, _RAW),
     Mistake(lambda scores, value_shard: _local(scores, value_shard, torch.zeros_like(_row_max(scores))), _RAW),
@@ -120,18 +120,9 @@ def _average_sums(running: Statistics, local: Statistics) -> Statistics:
     return maximum, denominator / 2, numerator / 2
 
 
-def _divided_after(running: Statistics, local: Statistics) -> Statistics:
-    maximum, denominator, numerator = _merge(running, local)
-    return maximum, denominator, numerator / denominator
-
-
 def _upside_down(running: Statistics, local: Statistics) -> Statistics:
     maximum = torch.maximum(running[0], local[0])
     return _merge(running, local, torch.exp(maximum - running[0]), torch.exp(maximum - local[0]))
-
-
-def _added_max(running: Statistics, local: Statistics) -> Statistics:
-    return running[0] + local[0], *_merge(running, local)[1:]
 
 
 _AVERAGED = "You average the two parts. Should a part whose scores are tiny have as much say as one whose are large?"
@@ -149,21 +140,18 @@ MERGE = (
     Mistake(_upside_down, "Your factors are turned around: a part with lower scores must become smaller, not larger."),
     Mistake(lambda running, local: _merge(running, local, new_scale=1.0), _ONE_SIDE),
     Mistake(lambda running, local: _merge(running, local, old_scale=1.0), _ONE_SIDE),
-    Mistake(_divided_after, "You have divided already. Can this result be merged with one more part?"),
-    Mistake(_added_max, "Sums are added; is the largest score of both parts a sum?"),
+    Mistake(
+        lambda running, local: _divided(_merge(running, local)),
+        "You have divided already. Can this result be merged with one more part?",
+    ),
+    Mistake(
+        lambda running, local: (running[0] + local[0], *_merge(running, local)[1:]),
+        "Sums are added; is the largest score of both parts a sum?",
+    ),
     Mistake(lambda running, local: running, "The part that has just arrived leaves no trace."),
     Mistake(lambda running, local: local, "What had been seen before is forgotten."),
     Mistake(_merge, "What is -inf minus -inf? If neither side has seen a key, the result has not either."),
 )
-
-
-def _ledger(length: int, rounds: int, payload: int, total: int) -> dict[str, int]:
-    return {
-        "local_sequence_length": length,
-        "rounds": rounds,
-        "payload_per_round_bytes": payload,
-        "total_payload_per_rank_bytes": total,
-    }
 
 
 def _ledger_with(
@@ -176,7 +164,12 @@ def _ledger_with(
     def estimate(sequence_length: int, hidden_size: int, dtype_bytes: int, cp_size: int) -> dict[str, int]:
         length, rounds = sequence_length // cp_size, round_count(cp_size)
         payload = tensors * length * parts_per_round(cp_size) * hidden_size * (dtype_bytes if count_bytes else 1)
-        return _ledger(length, rounds, payload, rounds * payload * senders(cp_size))
+        return {
+            "local_sequence_length": length,
+            "rounds": rounds,
+            "payload_per_round_bytes": payload,
+            "total_payload_per_rank_bytes": rounds * payload * senders(cp_size),
+        }
 
     return estimate
 

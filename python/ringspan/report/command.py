@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from ringspan.report.content import Folder, load, table_of
+from ringspan.report.content import load, table_of
 from ringspan.report.page import html
 from ringspan.report.text import failures_of, markdown
 
@@ -37,10 +37,6 @@ def run_command(arguments: Sequence[str]) -> int:
         print(json.dumps(content, indent=2))
     elif not (options.html or options.markdown):
         print(markdown(folder, rows), end="")
-    return _status(folder, options)
-
-
-def _status(folder: Folder, options: argparse.Namespace) -> int:
     for name, reason in folder.rejected:
         print(f"left out {name}: {reason}", file=sys.stderr)
     if not folder.runs:

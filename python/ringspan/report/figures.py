@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -129,11 +130,10 @@ def _lines_of(runs: list[Loaded]) -> dict[str, str]:
     names = {name for run in runs for name in run.result["metrics"]["paths"]}
     looks = list(_COLOURS)
     ordered = sorted(names, key=lambda name: (looks.index(_look_of(name)), len(name), name))
-    alike: dict[str, int] = {}
+    alike: Counter[str] = Counter()
     lines = {}
     for name in ordered:
-        count = alike.setdefault(_look_of(name), 0)
-        lines[name] = _LINES[count % len(_LINES)]
+        lines[name] = _LINES[alike[_look_of(name)] % len(_LINES)]
         alike[_look_of(name)] += 1
     return lines
 

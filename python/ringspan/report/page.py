@@ -20,7 +20,12 @@ def html(folder: Folder, rows: list[dict[str, Any]]) -> str:
     shown = []
     for _, group in itertools.groupby(rows, key=lambda row: row["file"]):
         of_run = list(group)
-        shown += [_shown(row, 0 if place else len(of_run)) for place, row in enumerate(of_run)]
+        for place, row in enumerate(of_run):
+            # What all rows of a run share stands in the first one.
+            span = 0 if place else len(of_run)
+            cells = zip(COLUMNS, cells_of(row), strict=True)
+            spanned = [(name, cell, span if name in RUN_COLUMNS else 1) for name, cell in cells]
+            shown.append({"failed": row["failed"], "cells": spanned, "first": span > 0})
     return environment.get_template("page.html.j2").render(
         columns=COLUMNS,
         text_columns=TEXT_COLUMNS,
@@ -30,13 +35,3 @@ def html(folder: Folder, rows: list[dict[str, Any]]) -> str:
         rejected=folder.rejected,
         pictures=draw_all(folder.runs),
     )
-
-
-def _shown(row: dict[str, Any], span: int) -> dict[str, Any]:
-    """A row of the table; what all `span` rows of a run share stands in the first one, whose span is not 0."""
-    cells = zip(COLUMNS, cells_of(row), strict=True)
-    return {
-        "failed": row["failed"],
-        "cells": [(name, cell, span if name in RUN_COLUMNS else 1) for name, cell in cells],
-        "first": span > 0,
-    }

@@ -50,16 +50,17 @@ def cells_of(row: dict[str, Any]) -> list[str]:
 
 def failures_of(folder: Folder) -> list[dict[str, str]]:
     """Label, file, kind, rank and message of every failed run."""
-    found = []
-    for run in folder.runs:
-        failure = run.result["failure"]
-        if failure:
-            rank = "all ranks" if failure["rank"] is None else f"rank {failure['rank']}"
-            label = run.result["run"]["label"]
-            found.append(
-                {"label": label, "file": run.file, "kind": failure["kind"], "rank": rank, "message": failure["message"]}
-            )
-    return found
+    return [
+        {
+            "label": run.result["run"]["label"],
+            "file": run.file,
+            "kind": failure["kind"],
+            "rank": "all ranks" if failure["rank"] is None else f"rank {failure['rank']}",
+            "message": failure["message"],
+        }
+        for run in folder.runs
+        if (failure := run.result["failure"])
+    ]
 
 
 def runs_of(folder: Folder) -> list[dict[str, str]]:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import datetime
 from contextlib import ExitStack
-from types import ModuleType
 from typing import Any
 
 import torch.distributed as dist
 
-from ringspan.compat.torch_npu.packages import packages_of
+import ringspan
 from ringspan.compat.torch_npu.undo import set_attribute, set_item
 
 PACKAGE = "torch_npu.distributed.tensor.experimental"
@@ -31,20 +29,16 @@ BALANCERS = ("_HeadTailLoadBalancer", "_LoadBalancer", "_PerDocumentHeadTailLoad
 
 def npu_enable_cp_dtensor_dispatcher() -> None:
     """Makes the contract's ops and PyTorch's attention run over the ranks of a mesh when they are given DTensors."""
-    import ringspan
-
     ringspan.enable_cp_dtensor_dispatcher()
 
 
 def npu_disable_cp_dtensor_dispatcher() -> None:
     """Puts back what was there before."""
-    import ringspan
-
     ringspan.disable_cp_dtensor_dispatcher()
 
 
-def make_distributed_modules() -> dict[str, ModuleType]:
-    """The modules by their full names."""
+def distributed_modules() -> dict[str, dict[str, Any]]:
+    """What the modules hold, by their full names."""
     from torch.distributed.tensor.experimental import _context_parallel as shared
 
     switches = {
@@ -52,7 +46,7 @@ def make_distributed_modules() -> dict[str, ModuleType]:
         "npu_disable_cp_dtensor_dispatcher": npu_disable_cp_dtensor_dispatcher,
     }
     names = {name: getattr(shared, name) for name in (*SHARED, *BALANCERS)}
-    contents = {
+    return {
         "torch_npu.distributed": {},
         "torch_npu.distributed.tensor": {},
         PACKAGE: {"context_parallel": shared.context_parallel},
@@ -60,7 +54,6 @@ def make_distributed_modules() -> dict[str, ModuleType]:
         f"{PACKAGE}._context_parallel._attention": {name: names[name] for name in SHARED} | switches,
         f"{PACKAGE}._context_parallel._npu_attention": switches,
     }
-    return packages_of(contents)
 
 
 def install_switches(stack: ExitStack) -> None:
@@ -83,8 +76,4 @@ def install_hccl(stack: ExitStack) -> None:
         set_item(stack, mapping, key, None)
     backend.backend_list.append("hccl")
     stack.callback(backend.backend_list.remove, "hccl")
-    backend.register_backend("hccl", _make_gloo, devices=["cpu"])
-
-
-def _make_gloo(store: Any, rank: int, size: int, timeout: datetime.timedelta) -> Any:
-    return dist.ProcessGroupGloo(store, rank, size, timeout)
+    backend.register_backend("hccl", dist.ProcessGroupGloo, devices=["cpu"])

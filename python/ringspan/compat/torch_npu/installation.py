@@ -6,30 +6,24 @@ import importlib.machinery
 import importlib.util
 import sys
 from contextlib import ExitStack
+from types import ModuleType
 
 import torch
+from torch import Tensor
 
-from ringspan.compat.torch_npu.distributed import install_hccl, install_switches, make_distributed_modules
+from ringspan.compat.torch_npu.distributed import distributed_modules, install_hccl, install_switches
 from ringspan.compat.torch_npu.generator import Generator, join_torch
 from ringspan.compat.torch_npu.npu_module import install_npu_module, make_npu_module
 from ringspan.compat.torch_npu.ops import VendorOps
-from ringspan.compat.torch_npu.packages import packages_of
-from ringspan.compat.torch_npu.steps import install_steps
 from ringspan.compat.torch_npu.strings import install_strings
-from ringspan.compat.torch_npu.testing import make_testing_modules
+from ringspan.compat.torch_npu.testing import testing_modules
 from ringspan.compat.torch_npu.undo import set_item
+from ringspan.device import NpuSteps, npu_refusal, serve
 
 NAME = "torch_npu"
 
 
-class _Installation:
-    """What is in force in this process."""
-
-    def __init__(self) -> None:
-        self.undo: ExitStack | None = None
-
-
-_installation = _Installation()
+_UNDO: list[ExitStack] = []  # what is in force in this process, where there is an installation
 
 
 def install(*, device_strings: bool = True, context_parallel: bool = True) -> bool:
@@ -39,26 +33,25 @@ def install(*, device_strings: bool = True, context_parallel: bool = True) -> bo
     context_parallel: PyTorch's context parallelism switches our dispatcher instead of its own.
     A second call changes nothing.
     """
-    if _installation.undo is not None:
+    if _UNDO:
         return True
     if NAME in sys.modules or importlib.util.find_spec(NAME) is not None:
         return False
     with ExitStack() as stack:
         _install(stack, device_strings, context_parallel)
-        _installation.undo = stack.pop_all()
+        _UNDO.append(stack.pop_all())
     return True
 
 
 def uninstall() -> None:
     """Leaves everything as `install` found it. Without an installation nothing happens."""
-    stack, _installation.undo = _installation.undo, None
-    if stack is not None:
-        stack.close()
+    if _UNDO:
+        _UNDO.pop().close()
 
 
 def is_installed() -> bool:
     """Whether the stand-in is in force."""
-    return _installation.undo is not None
+    return bool(_UNDO)
 
 
 def _install(stack: ExitStack, device_strings: bool, context_parallel: bool) -> None:
@@ -67,8 +60,11 @@ def _install(stack: ExitStack, device_strings: bool, context_parallel: bool) -> 
     stack.callback(ops.close)
     npu = make_npu_module(generator)
     root = ops.packets() | {"npu": npu, "__version__": f"{torch.__version__}.ringspan"}
-    modules = packages_of({NAME: root}) | {f"{NAME}.npu": npu}
-    modules |= make_distributed_modules() | make_testing_modules()
+    modules = {f"{NAME}.npu": npu}
+    for name, content in ({NAME: root} | distributed_modules() | testing_modules()).items():
+        # No file stands behind them; they count as packages, so that others can be imported from below them.
+        modules[name] = ModuleType(name)
+        vars(modules[name]).update(content, __path__=[])
     for name, module in modules.items():
         # Others ask for it before they import.
         module.__spec__ = importlib.machinery.ModuleSpec(name, None)
@@ -80,8 +76,14 @@ def _install(stack: ExitStack, device_strings: bool, context_parallel: bool) -> 
     install_npu_module(stack, npu)
     join_torch(stack, generator)
     install_hccl(stack)
-    install_steps(stack)
+    # Calls of several ranks take the way of an NPU: whoever replaces `npu_ring_attention_update` sees them.
+    # What a step cannot do (dropout, masks as tensors, fp64) and calls of one rank run on this library's kernels.
+    stack.callback(serve("CPU", NpuSteps(), _refusal).close)
     if context_parallel:
         install_switches(stack)
     if device_strings:
         install_strings(stack)
+
+
+def _refusal(query: Tensor, sizes: list[int], given: list[str]) -> str:
+    return "one rank has no steps" if sizes[0] == 1 else npu_refusal(query, sizes, given)

@@ -61,12 +61,6 @@ def make_npu_module(generator: Generator) -> ModuleType:
     """The module that becomes `torch.npu` and `torch_npu.npu`."""
     module, devices = ModuleType("torch.npu"), Devices()
 
-    def get_rng_state(device: Any = "npu") -> Tensor:
-        return generator.get_state()
-
-    def set_rng_state(new_state: Tensor, device: Any = "npu") -> None:
-        generator.set_state(new_state)
-
     def manual_seed(seed: int) -> None:
         generator.manual_seed(seed)
 
@@ -86,8 +80,8 @@ def make_npu_module(generator: Generator) -> ModuleType:
         manual_seed=manual_seed,
         manual_seed_all=manual_seed,
         initial_seed=generator.initial_seed,
-        get_rng_state=get_rng_state,
-        set_rng_state=set_rng_state,
+        get_rng_state=lambda device="npu": generator.get_state(),
+        set_rng_state=lambda new_state, device="npu": generator.set_state(new_state),
         set_compile_mode=lambda jit_compile=False: None,
         default_generators=(generator,),
         NPUGraph=NPUGraph,

@@ -6,7 +6,6 @@ import functools
 import os
 import unittest
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,6 @@ import torch
 import torch.distributed as dist
 
 from ringspan.compat.torch_npu.npu_module import COUNT_VARIABLE, DEVICE_NAME
-from ringspan.compat.torch_npu.packages import packages_of
 
 WORLD_VARIABLE = "RINGSPAN_NPU_WORLD_SIZE"  # ranks of a distributed test
 _WORLD = 2
@@ -29,7 +27,8 @@ class TestCase(unittest.TestCase):
 
         16-bit types take `prec16`. Stricter than torch_npu's, which lets a share of the elements be further apart.
         """
-        one, other = (np.asarray(_wide(value)) for value in (x, y))
+        plain = (value.detach().double().numpy() if isinstance(value, torch.Tensor) else value for value in (x, y))
+        one, other = map(np.asarray, plain)
         half = any(getattr(value, "dtype", None) in (torch.float16, torch.bfloat16, np.float16) for value in (x, y))
         np.testing.assert_allclose(
             one, other, rtol=prec16 if half else prec, atol=prec16 if half else prec, err_msg=message or ""
@@ -43,16 +42,10 @@ class TestCase(unittest.TestCase):
             super().assertEqual(first, second, msg)  # noqa: PT009  this is unittest
 
 
-class SupportedDevices:
+def supported_devices(names: list[str]) -> Callable[..., Any]:
     """Decorator: skips a test that is for other devices than the one that is imitated."""
-
-    def __init__(self, names: list[str]) -> None:
-        self.names = names
-
-    def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The test, or its skip."""
-        supported = any(DEVICE_NAME.startswith(name) for name in self.names)
-        return function if supported else unittest.skip(f"for {self.names}, this is {DEVICE_NAME}")(function)
+    is_supported = any(DEVICE_NAME.startswith(name) for name in names)
+    return unittest.skipUnless(is_supported, f"for {names}, this is {DEVICE_NAME}")
 
 
 def skip_if_unsupport_multi_npu(count: int) -> Callable[..., Any]:
@@ -81,12 +74,12 @@ def world_size() -> int:
     return int(os.environ.get(WORLD_VARIABLE, _WORLD))
 
 
-def make_testing_modules() -> dict[str, ModuleType]:
-    """The modules by their full names. Bases of distributed tests are looked up in PyTorch when they are asked for."""
-    contents: dict[str, dict[str, Any]] = {
+def testing_modules() -> dict[str, dict[str, Any]]:
+    """What the modules hold, by their full names. PyTorch's bases of distributed tests are imported when asked for."""
+    return {
         "torch_npu.testing": {},
         "torch_npu.testing.testcase": {"TestCase": TestCase, "run_tests": unittest.main},
-        "torch_npu.testing.common_utils": {"SupportedDevices": SupportedDevices},
+        "torch_npu.testing.common_utils": {"SupportedDevices": supported_devices},
         "torch_npu.testing.common_distributed": {
             "with_comms": with_comms,
             "skipIfUnsupportMultiNPU": skip_if_unsupport_multi_npu,
@@ -94,7 +87,6 @@ def make_testing_modules() -> dict[str, ModuleType]:
         "torch_npu.testing._internal": {},
         "torch_npu.testing._internal.common_dtensor": {"__getattr__": _dtensor_base},
     }
-    return packages_of(contents)
 
 
 def _dtensor_base(name: str) -> Any:
@@ -123,7 +115,3 @@ def _dtensor_base(name: str) -> Any:
             dist.destroy_process_group()
 
     return NPUDTensorTestBase
-
-
-def _wide(value: Any) -> Any:
-    return value.detach().double().numpy() if isinstance(value, torch.Tensor) else value
