@@ -26,7 +26,9 @@ class Witness : public SlotBook {
 
   void compute(const Step& step) {
     for (const Payload payload : {Payload::kK, Payload::kV}) {
-      if (step.kv.slot != kOwnSlot) use(slot(payload, step.kv));
+      if (step.kv.slot != kOwnSlot) {
+        use(slot(payload, step.kv.slot, step.kv.rows, heads_of(payload, part_.problem, step.kv)));
+      }
     }
   }
   std::string take() { return std::exchange(seen_, ""); }
