@@ -42,9 +42,8 @@ std::string find_python() {
 int run_python(const std::string& input, const std::vector<std::string>& words, const std::string& purpose) {
   // Not a pipe: Python may end before it has read all. The file has no name and goes when both have closed it.
   const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::tmpfile(), &std::fclose);
-  RINGSPAN_CHECK(file && std::fputs(input.c_str(), file.get()) >= 0 && std::fflush(file.get()) == 0,
+  RINGSPAN_CHECK(file && std::fputs(input.c_str(), file.get()) >= 0 && std::fseek(file.get(), 0, SEEK_SET) == 0,
                  "cannot write a temporary file (", std::strerror(errno), ")");
-  std::rewind(file.get());
   std::cout.flush();
   const pid_t child = fork();
   RINGSPAN_CHECK(child >= 0, "cannot start a process for ", purpose, " (", std::strerror(errno), ")");
