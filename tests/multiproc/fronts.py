@@ -112,7 +112,7 @@ class Plain(Front):
 class OnDTensors(Front):
     name = "attention on DTensors"
     takes_mask = True
-    checks = ("ringspan.dtensor.attention:_check_group",)
+    checks = ("ringspan.dtensor.attention:common_mesh",)
     encoding = ("ringspan.dtensor.attention:arrange",)
     mistakes: ClassVar[Mistakes] = ATTENTION_MISTAKES | {
         "layout": lambda _: {"layout": "XYZ"},
@@ -196,7 +196,7 @@ class ContractInGroup(Front):
 class Flex(Front):
     name = "flex_attention"
     takes_mask = True
-    checks = ("ringspan.flex.attention:check_kernel_options",)
+    checks = ("ringspan.flex.attention:_check_kernel_options",)
     encoding = ("ringspan.flex.attention:to_arguments",)
     mistakes: ClassVar[Mistakes] = {
         "unknown keyword": lambda _: {"no_such_argument": 1},
