@@ -24,14 +24,14 @@ ShardMap build_lengths(const MapArguments& a) {
 ShardMap build_per_document(const MapArguments& a) { return ShardMap::per_document(a.lengths, a.world, a.seq_len); }
 
 constexpr MapKind kMaps[] = {
-    // name, alias, list, needs_mask, build
-    {"contiguous", "", "", false, build_contiguous},
-    {"head_tail", "zigzag", "", false, build_head_tail},
-    {"striped", "", "", false, build_striped},
-    {"lengths", "", "LEN,...", false, build_lengths},
-    {"segments", "", "", false, nullptr},
-    {"balanced", "", "", true, build_balanced},
-    {"per_document", "", "LEN,...", false, build_per_document},
+    // name, alias, list, build
+    {"contiguous", "", "", build_contiguous},
+    {"head_tail", "zigzag", "", build_head_tail},
+    {"striped", "", "", build_striped},
+    {"lengths", "", "LEN,...", build_lengths},
+    {"segments", "", "", nullptr},
+    {"balanced", "", "", build_balanced},
+    {"per_document", "", "LEN,...", build_per_document},
 };
 
 }  // namespace

@@ -15,14 +15,13 @@ namespace ringspan {
 // What a map is made from, once it is read.
 struct MapArguments {
   int64_t seq_len = 0, world = 1;
-  const MaskSpec* mask = nullptr;  // what it balances; needed where MapKind says so
+  const MaskSpec* mask = nullptr;  // what "balanced" balances
   std::vector<int64_t> lengths{};
 };
 
 struct MapKind {
-  std::string_view name, alias;  // alias: "" = none
-  std::string_view lengths;      // what its list holds, such as "LEN,..."; "" = it has none
-  bool needs_mask;
+  std::string_view name, alias;                      // alias: "" = none
+  std::string_view lengths;                          // what its list holds, such as "LEN,..."; "" = it has none
   ShardMap (*build)(const MapArguments& arguments);  // null: only a table of segments makes it
 };
 
