@@ -69,10 +69,11 @@ OUTSIDE = {
 ROOMS = {
     "binding": {
         "base": [],
-        "group": ["base"],
-        "op": ["base", "group"],
-        "npu": ["base", "group", "op"],
-        "ask": ["base", "group", "op", "npu"],
+        "watch": ["base"],
+        "group": ["base", "watch"],
+        "op": ["base", "watch", "group"],
+        "npu": ["base", "watch", "group", "op"],
+        "ask": ["base", "watch", "group", "op", "npu"],
     },
     # A proof that asked the builders would ask the accused.
     "ringspan/plan": {"schedules": [], "proof": []},

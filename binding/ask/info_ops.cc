@@ -1,6 +1,5 @@
-// Ops that answer questions: positions, work, plans, instruction sets; and the refusal that the Python front publishes.
+// Ops that answer questions: positions, work, plans, instruction sets.
 #include <chrono>
-#include <memory>
 #include <mutex>
 #include <optional>
 #include <set>
@@ -17,12 +16,9 @@
 
 #include "binding/ask/plan_question.h"
 #include "binding/base/boxed_op.h"
-#include "binding/base/content_hash.h"
 #include "binding/base/errors.h"
 #include "binding/base/parallel.h"
-#include "binding/group/agreement.h"
 #include "binding/group/exchange.h"
-#include "binding/op/agreed_call.h"
 #include "binding/op/plan_cache.h"
 
 namespace ringspan::binding {
@@ -30,31 +26,6 @@ namespace {
 
 using at::Tensor;
 using std::string;
-
-// Null for a group of one rank.
-std::shared_ptr<Agreement> agreement_of(const Group& group) {
-  return has_peers(group) ? Agreement::of(group) : nullptr;
-}
-
-int64_t calls_of(string group_name) {
-  const auto agreement = agreement_of(find_group(group_name));
-  return agreement ? agreement->calls() : int64_t{0};
-}
-
-void refuse(string group_name, string message, bool is_unsupported, int64_t calls) {
-  const Group group = find_group(group_name);
-  const RefusalKind kind = is_unsupported ? RefusalKind::kUnsupported : RefusalKind::kBadArgument;
-  if (const auto agreement = agreement_of(group)) agreement->refuse_since(group, kind, message, calls);
-}
-
-void agree_on(string group_name, string signature) {
-  const Group group = find_group(group_name);
-  if (!has_peers(group)) return;
-  uint64_t hash = signature.size();
-  for (char letter : signature) hash = mix(hash ^ static_cast<unsigned char>(letter));
-  Agreement::of(group)->agree(
-      group, {.kind = CallKind::kOther, .hash = hash, .describe = [&] { return Fields{{"call", signature, ""}}; }});
-}
 
 void check_alone_of(string what) { check_alone(what.c_str()); }
 
@@ -150,10 +121,6 @@ void force_isa_by_name(string name) { force_isa(name.empty() ? std::nullopt : st
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(ringspan, m) {
-  // Calls of the group that this rank has taken part in; a refusal of the next one, unless there were more since.
-  m.def("_calls(str group_name) -> int", kTranslated<&calls_of>);
-  m.def("_refuse(str group_name, str message, bool is_unsupported, int calls) -> ()", kTranslated<&refuse>);
-  m.def("_agree(str group_name, str signature) -> ()", kTranslated<&agree_on>);
   m.def("_positions(SymInt[] spec, Tensor[] tables, int which, int rank, int batch) -> Tensor",
         kTranslated<&positions>);
   m.def("_work(SymInt[] spec, Tensor[] tables) -> int[]", kTranslated<&work>);

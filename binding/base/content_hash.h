@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <string_view>
 
 namespace ringspan::binding {
 
@@ -13,6 +14,12 @@ constexpr uint64_t mix(uint64_t value) {
   value ^= value >> 32;
   value *= 0xd6e8feb86659fd93ULL;
   return value ^ (value >> 32);
+}
+
+inline uint64_t hash_text(std::string_view text) {
+  uint64_t hash = text.size();
+  for (const char letter : text) hash = mix(hash ^ static_cast<unsigned char>(letter));
+  return hash;
 }
 
 inline uint64_t hash_words(std::span<const int64_t> words) {

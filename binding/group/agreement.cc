@@ -2,6 +2,9 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
+#include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <map>
 #include <set>
@@ -9,34 +12,35 @@
 #include <unordered_map>
 #include <utility>
 
+#include <unistd.h>
+
+#include "binding/base/content_hash.h"
 #include "binding/base/errors.h"
+#include "binding/group/debug.h"
+#include "binding/group/live_call.h"
 #include "binding/group/mailbox.h"
+#include "binding/watch/deadline.h"
+#include "binding/watch/interpreter.h"
+#include "binding/watch/patience.h"
+#include "binding/watch/version.h"
 
 namespace ringspan::binding {
 namespace {
 
-using Topic = Mailbox::Topic;
-
-// Changes with the header and with what a proposal's hash is made of.
-constexpr int64_t kProtocol = 2;
-constexpr uint64_t kMagic = 0x676e697270617073;  // "ringspan" as bytes would read backwards
-constexpr size_t kVersionBytes = 16;
-
-// Fixed size; a refusal's message follows it. What tells versions apart comes first and keeps its place for ever.
+// Fixed size; a refusal's message follows it, else the place of the call. What tells versions apart comes first.
 struct Header {
-  uint64_t magic = kMagic;
-  int64_t protocol = kProtocol;
-  std::array<char, kVersionBytes> version{RINGSPAN_VERSION};
+  Version version = Version::own();
 
   int64_t number = 0;
   RefusalKind refusal = RefusalKind::kNone;
   CallKind kind = CallKind::kForward;
   int64_t forward_number = 0;
   uint64_t hash = 0;
+  uint64_t place = 0;  // of the program, where calls are debugged; 0 unknown
   int64_t seed = 0;
-  bool seed_is_drawn = false, needs_grad = false;
+  bool seed_is_drawn = false, needs_grad = false, is_debugged = false;
   RowReading bias_rows = RowReading::kNone, mask_rows = RowReading::kNone;
-  int32_t unused = 0;
+  std::array<char, 3> unused{};
 
   bool operator==(const Header&) const = default;
 };
@@ -50,6 +54,7 @@ RowReading common(RowReading a, RowReading b) {
 
 bool agree_with(Header a, Header b) {
   if (a.seed_is_drawn && b.seed_is_drawn) a.seed = b.seed;
+  if (a.place == 0 || b.place == 0) a.place = b.place;
   for (const auto rows : {&Header::bias_rows, &Header::mask_rows}) {
     if (common(a.*rows, b.*rows) != RowReading::kNone) a.*rows = b.*rows;
   }
@@ -68,17 +73,9 @@ Header header_of(const std::string& text) {
 
 // Before anything else in a header is believed.
 void check_versions(int64_t own_rank, const std::vector<std::string>& texts) {
-  const Header mine;
   for (size_t rank = 0; rank < texts.size(); ++rank) {
-    const Header theirs = header_of(texts[rank]);
-    const bool is_known = texts[rank].size() >= sizeof(Header) && theirs.magic == kMagic;
-    if (is_known && theirs.protocol == mine.protocol && theirs.version == mine.version) continue;
-    const std::string version(theirs.version.data(), strnlen(theirs.version.data(), kVersionBytes));
-    throw Error(concat("rank ", own_rank, " runs ringspan " RINGSPAN_VERSION " (protocol ", kProtocol, ") and rank ",
-                       rank,
-                       is_known ? concat(" ringspan ", version, " (protocol ", theirs.protocol, ")")
-                                : std::string(" another version or program"),
-                       "; install one version on every rank"));
+    const bool is_known = texts[rank].size() >= sizeof(Header);
+    check_version(own_rank, static_cast<int64_t>(rank), is_known ? header_of(texts[rank]).version : Version{});
   }
 }
 
@@ -117,6 +114,8 @@ std::string join_ranks(const std::vector<int64_t>& ranks) {
 
 Fields all_fields(const Proposal& proposal) {
   Fields fields = proposal.describe();
+  fields.push_back({"RINGSPAN_DEBUG", is_debugged() ? "1" : "0"});
+  if (is_debugged() && !proposal.place.empty()) fields.push_back({"place of the call", proposal.place});
   if (proposal.kind == CallKind::kOther) return fields;
   const bool backward = proposal.kind == CallKind::kBackward;
   fields.insert(fields.begin(),
@@ -179,6 +178,15 @@ std::vector<std::string> names_of(const std::vector<Fields>& by_rank) {
                      ". Every rank must make the same calls in the same order with the same global arguments"));
 }
 
+std::string to_words(const Proposal& proposal) {
+  switch (proposal.kind) {
+    case CallKind::kForward: return "forward";
+    case CallKind::kBackward: return concat("backward of call ", proposal.forward_number);
+    case CallKind::kOther: break;
+  }
+  return proposal.is_in_backward ? "other, in backward" : "other";
+}
+
 // A store or a collective carries a text of any length, but not every one survives it.
 std::string cut(const std::string& message) {
   if (message.size() <= Agreement::kMaxMessage) return message;
@@ -187,14 +195,215 @@ std::string cut(const std::string& message) {
 
 RowReading settled(RowReading reading) { return reading == RowReading::kEither ? RowReading::kByRows : reading; }
 
+std::string to_words(const Header& header, const std::string& place) {
+  const std::string kind = header.kind == CallKind::kBackward  ? concat("backward of call ", header.forward_number)
+                           : header.kind == CallKind::kForward ? std::string("forward")
+                                                               : std::string("other");
+  return concat(header.number, " (", kind, place.empty() ? "" : concat(", ", place), ")");
+}
+
+// A forked child shares the connections of its parent, and has none of its threads.
+int64_t this_process() { return ::getpid(); }
+
+struct Entry {
+  c10::weak_intrusive_ptr<c10d::ProcessGroup> group;
+  std::shared_ptr<Agreement> agreement;
+};
+struct Table {
+  std::mutex mutex;
+  std::unordered_map<c10d::ProcessGroup*, Entry> entries;
+};
+
+// Never destroyed: a group may outlive static objects.
+Table& table() {
+  static auto& table = *new Table;
+  return table;
+}
+
+}  // namespace
+
+std::shared_ptr<Agreement> Agreement::of(const Group& group) {
+  const std::lock_guard lock(table().mutex);
+  auto& entries = table().entries;
+  const auto found = entries.find(group.process_group.get());
+  if (found != entries.end() && !found->second.group.expired()) return found->second.agreement;
+  std::erase_if(entries, [](const auto& item) { return item.second.group.expired(); });
+  auto agreement = std::make_shared<Agreement>(group);
+  entries.insert_or_assign(group.process_group.get(),
+                           Entry{c10::weak_intrusive_ptr<c10d::ProcessGroup>(group.process_group), agreement});
+  return agreement;
+}
+
+std::vector<std::shared_ptr<Agreement>> Agreement::all() {
+  const std::lock_guard lock(table().mutex);
+  std::vector<std::shared_ptr<Agreement>> agreements;
+  for (const auto& [group, entry] : table().entries) agreements.push_back(entry.agreement);
+  return agreements;
+}
+
+Agreement::Agreement(const Group& group)
+    : name_(group.name),
+      process_(this_process()),
+      last_calls_(static_cast<size_t>(group.size), "none"),
+      watch_(std::make_unique<Watch>(group, connect_store(group))),
+      mailbox_(make_mailbox(group, *watch_)) {}
+
+Agreement::~Agreement() = default;
+
+void Agreement::check_open() const {
+  RINGSPAN_CHECK(process_ == this_process(), "group \"", name_, "\" made calls in process ", process_, ", of which ",
+                 this_process(), " is a forked child; it shares the parent's connections, make a group of its own");
+  if (closed_) {
+    throw_peer_error(concat("group \"", name_, "\" is closed by an earlier failure: ", closed_->words,
+                            ". Make a new process group"));
+  }
+}
+
+void Agreement::check_thread(const Group& group, const Proposal& proposal) {
+  if (proposal.kind == CallKind::kBackward || proposal.is_in_backward) return;
+  std::string owner;
+  {
+    const std::lock_guard lock(mutex_);
+    if (owner_ && owner_->thread == std::this_thread::get_id()) return;
+    if (owner_) owner = owner_->name;
+  }
+  const std::string own = name_of_thread();
+  if (owner.empty()) {
+    const std::lock_guard lock(mutex_);
+    if (!owner_) {
+      owner_ = {std::this_thread::get_id(), own};
+      return;
+    }
+    owner = owner_->name;
+  }
+  const std::string message =
+      concat(own, " calls in group \"", name_, "\", whose calls are made by ", owner,
+             "; threads come in another order on each rank. Call ringspan.hand_over(group) on all ranks in between, or "
+             "give each thread a group of its own");
+  leave(group, RefusalKind::kBadArgument, message);
+  throw Error(message);
+}
+
+std::unique_lock<std::timed_mutex> Agreement::enter(const Group& group, const Proposal& proposal) {
+  {
+    const std::lock_guard lock(mutex_);
+    check_open();
+  }
+  check_thread(group, proposal);
+  std::unique_lock lock(in_call_, std::defer_lock);
+  while (!lock.try_lock_for(kLook)) serve_interpreter("");
+  const std::lock_guard state(mutex_);
+  check_open();
+  return lock;
+}
+
+std::vector<std::string> Agreement::swap_headers(const Group& group, int64_t number, const Proposal& proposal,
+                                                 Patience& patience) {
+  const Header header{.number = number,
+                      .kind = proposal.kind,
+                      .forward_number = proposal.forward_number,
+                      .hash = proposal.hash,
+                      .place = is_debugged() && !proposal.place.empty() ? hash_text(proposal.place) : 0,
+                      .seed = proposal.seed,
+                      .seed_is_drawn = proposal.seed_is_drawn,
+                      .needs_grad = proposal.needs_grad,
+                      .is_debugged = is_debugged(),
+                      .bias_rows = proposal.bias_rows,
+                      .mask_rows = proposal.mask_rows};
+  Letter letter{number, Topic::kHeader, to_text(header, mailbox_->takes_long_texts() ? proposal.place : "")};
+  return mailbox_->swap(group, letter, patience, awaited(group, number, patience));
+}
+
+Agreed Agreement::agree(const Group& group, const Proposal& proposal) {
+  const std::chrono::milliseconds deadline = deadline_of(group);
+  std::unique_lock lock = enter(group, proposal);
+  int64_t number = 0;
+  {
+    const std::lock_guard state(mutex_);
+    number = ++number_;
+  }
+  const int64_t entry = record_.begin(
+      {.number = number, .kind = to_words(proposal), .place = proposal.place, .signature = proposal.hash});
+  Patience patience(*watch_, deadline, [&] {
+    return concat("rank ", group.rank, " waits for ", absent_in_words(), " in call ", number, " of group \"", name_,
+                  "\" (before step 0). ", last_calls());
+  });
+  try {
+    const std::vector<std::string> texts = swap_headers(group, number, proposal, patience);
+    check_versions(group.rank, texts);
+    note_calls(texts);
+    check_refusals(number, texts);
+    Header shared = header_of(texts[group.rank]);
+    bool same = true;
+    for (const std::string& text : texts) {
+      const Header other = header_of(text);
+      same = same && agree_with(other, shared);
+      if (shared.place == 0) shared.place = other.place;
+      shared.bias_rows = common(shared.bias_rows, other.bias_rows);
+      shared.mask_rows = common(shared.mask_rows, other.mask_rows);
+    }
+    if (!same) compare_in_words(group, number, proposal, patience);
+    record_.agree(entry);
+    return {header_of(texts[0]).seed, settled(shared.bias_rows), settled(shared.mask_rows),
+            std::make_unique<LiveCall>(shared_from_this(), group, number, entry, std::move(lock))};
+  } catch (const LostTexts& lost) {
+    const std::string text =
+        concat("rank ", group.rank, " lost its peers in call ", number, " (before step 0): ", lost.what(),
+               ". The group is closed: make a new process group. ", last_calls());
+    record_.end(entry, text);
+    close({-1, text});
+    throw_peer_error(text);
+  } catch (const std::exception& error) {
+    record_.end(entry, message_of(error));
+    throw;
+  }
+}
+// Every rank throws here: they see the same descriptions.
+void Agreement::compare_in_words(const Group& group, int64_t number, const Proposal& proposal, Patience& patience) {
+  std::vector<Fields> by_rank;
+  const Letter letter{number, Topic::kDescription, to_text(all_fields(proposal))};
+  const std::vector<std::string> texts = mailbox_->swap(group, letter, patience, awaited(group, number, patience));
+  for (const std::string& text : texts) {
+    // In the place of a description that will not come stands a header.
+    if (text.size() >= sizeof(Header) && header_of(text).version == Version::own()) check_refusals(number, texts);
+    by_rank.push_back(fields_of(text));
+  }
+  throw_difference(number, by_rank);
+}
+
+// What stands in the place of a text that will not come.
+Awaited Agreement::awaited(const Group& group, int64_t number, const Patience& patience) {
+  const auto failed = [number](const Failure& failure) {
+    return to_text(Header{.number = number, .refusal = RefusalKind::kFailed}, concat(failure.rank, " ", failure.words));
+  };
+  const auto gone = [this, number, rank = group.rank, begin = std::chrono::steady_clock::now(),
+                     limit = patience.deadline()](const std::vector<int64_t>& missing) {
+    const double waited = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+    const bool is_over = std::chrono::duration<double>(limit).count() <= waited + 0.05;
+    const std::string words =
+        concat("rank ", rank, " waited for ", join_ranks(missing), " in call ", number, " (before step 0) for ",
+               std::round(waited * 10) / 10, " s and ", is_over ? "gave up" : "was interrupted", ". ", last_calls());
+    return to_text(Header{.number = number, .refusal = RefusalKind::kGaveUp}, words);
+  };
+  return {.text_of_failure = failed, .text_of_absence = gone};
+}
+
 // Raises what the first refusing rank has told.
-void check_refusals(int64_t number, const std::vector<std::string>& texts) {
+void Agreement::check_refusals(int64_t number, const std::vector<std::string>& texts) {
   for (size_t rank = 0; rank < texts.size(); ++rank) {
-    const RefusalKind refusal = header_of(texts[rank]).refusal;
+    const RefusalKind refusal =
+        texts[rank].size() < sizeof(Header) ? RefusalKind::kNone : header_of(texts[rank]).refusal;
     if (refusal == RefusalKind::kNone) continue;
     const std::string message = texts[rank].substr(sizeof(Header));
-    if (refusal == RefusalKind::kGaveUp) {
-      throw_peer_error(concat("rank ", rank, " gave up on call ", number, " before this rank came to it: ", message));
+    if (refusal == RefusalKind::kGaveUp) throw_peer_error(message);
+    if (refusal == RefusalKind::kFailed) {
+      const size_t blank = message.find(' ');
+      const Failure failure{std::atoll(message.c_str()), message.substr(blank + 1)};
+      const std::string text =
+          concat("lost peer ", failure.rank, " in call ", number, " (before step 0): ", failure.words,
+                 ". The group is closed: make a new process group. ", last_calls());
+      close(failure);
+      throw_peer_error(text);
     }
     const std::string text = concat("rank ", rank, " refused call ", number, " of the group: ", message);
     if (refusal == RefusalKind::kUnsupported) throw Unsupported(text);
@@ -202,83 +411,32 @@ void check_refusals(int64_t number, const std::vector<std::string>& texts) {
   }
 }
 
-// Of the ranks that did not come.
-std::string absence(const Group& group, int64_t number, const AbsentRanks& absent) {
-  const std::string who = absent.ranks.empty() ? "a rank of the group or its store" : join_ranks(absent.ranks);
-  return concat("rank ", group.rank, " waited for ", who, " in call ", number,
-                " (before step 0, transfer: header) for ", group.timeout().count() / 1000.0,
-                " s at most: ", absent.what());
-}
-
-}  // namespace
-
-std::shared_ptr<Agreement> Agreement::of(const Group& group) {
-  struct Entry {
-    c10::weak_intrusive_ptr<c10d::ProcessGroup> group;
-    std::shared_ptr<Agreement> agreement;
-  };
-  static std::mutex mutex;
-  // Never destroyed: a group may outlive static objects.
-  static auto& entries = *new std::unordered_map<c10d::ProcessGroup*, Entry>();
-  const std::lock_guard lock(mutex);
-  const auto found = entries.find(group.process_group.get());
-  if (found != entries.end() && !found->second.group.expired()) return found->second.agreement;
-  std::erase_if(entries, [](const auto& item) { return item.second.group.expired(); });
-  auto agreement = std::make_shared<Agreement>(make_mailbox(group));
-  entries.insert_or_assign(group.process_group.get(),
-                           Entry{c10::weak_intrusive_ptr<c10d::ProcessGroup>(group.process_group), agreement});
-  return agreement;
-}
-
-Agreement::Agreement(std::unique_ptr<Mailbox> mailbox) : mailbox_(std::move(mailbox)) {}
-
-Agreement::~Agreement() = default;
-
-Agreed Agreement::agree(const Group& group, const Proposal& proposal) {
-  const std::lock_guard lock(mutex_);
-  const int64_t number = ++number_;
-  const Header header{.number = number,
-                      .kind = proposal.kind,
-                      .forward_number = proposal.forward_number,
-                      .hash = proposal.hash,
-                      .seed = proposal.seed,
-                      .seed_is_drawn = proposal.seed_is_drawn,
-                      .needs_grad = proposal.needs_grad,
-                      .bias_rows = proposal.bias_rows,
-                      .mask_rows = proposal.mask_rows};
-  try {
-    const std::vector<std::string> texts = mailbox_->swap(group, number, Topic::kHeader, to_text(header));
-    check_versions(group.rank, texts);
-    check_refusals(number, texts);
-    Header shared = header;
-    bool same = true;
-    for (const std::string& text : texts) {
-      const Header other = header_of(text);
-      same = same && agree_with(other, shared);
-      shared.bias_rows = common(shared.bias_rows, other.bias_rows);
-      shared.mask_rows = common(shared.mask_rows, other.mask_rows);
-    }
-    if (same) return {number, header_of(texts[0]).seed, settled(shared.bias_rows), settled(shared.mask_rows)};
-    std::vector<Fields> by_rank;
-    for (const std::string& text : mailbox_->swap(group, number, Topic::kDescription, to_text(all_fields(proposal)))) {
-      by_rank.push_back(fields_of(text));
-    }
-    throw_difference(number, by_rank);
-  } catch (const AbsentRanks& absent) {
-    const std::string message = absence(group, number, absent);
-    // A rank that comes later must not believe that this one is still there.
-    const Header gone{.number = number, .refusal = RefusalKind::kGaveUp};
-    mailbox_->replace(group, number, Topic::kHeader, to_text(gone, message));
-    throw_peer_error(message);
-  }
+std::unique_ptr<LiveCall> Agreement::begin_unagreed(const Group& group, const Proposal& proposal) {
+  (void)deadline_of(group);
+  std::unique_lock lock = enter(group, proposal);
+  const int64_t entry =
+      record_.begin({.kind = to_words(proposal), .place = proposal.place, .signature = proposal.hash});
+  record_.agree(entry);
+  return std::make_unique<LiveCall>(shared_from_this(), group, 0, entry, std::move(lock));
 }
 
 void Agreement::refuse_since(const Group& group, RefusalKind kind, const std::string& message, int64_t calls) noexcept {
-  const std::lock_guard lock(mutex_);
-  if (number_ != calls) return;
-  const int64_t number = ++number_;
+  {
+    const std::lock_guard lock(mutex_);
+    if (number_ != calls || closed_ || process_ != this_process()) return;
+  }
+  leave(group, kind, message);
+}
+
+void Agreement::leave(const Group& group, RefusalKind kind, const std::string& message) noexcept {
   try {
-    mailbox_->leave(group, number, Topic::kHeader, to_text(Header{.number = number, .refusal = kind}, cut(message)));
+    int64_t number = 0;
+    {
+      const std::lock_guard lock(mutex_);
+      number = ++number_;
+    }
+    record_.end(record_.begin({.number = number, .kind = "refused"}), message);
+    mailbox_->leave(group, {number, Topic::kHeader, to_text(Header{.number = number, .refusal = kind}, cut(message))});
   } catch (const std::exception&) {
     // The caller raises its own error now, and that one matters more than a lost peer.
   }
@@ -287,6 +445,52 @@ void Agreement::refuse_since(const Group& group, RefusalKind kind, const std::st
 int64_t Agreement::calls() const {
   const std::lock_guard lock(mutex_);
   return number_;
+}
+
+void Agreement::hand_over() {
+  const std::lock_guard lock(mutex_);
+  owner_.reset();
+}
+
+void Agreement::close(const Failure& failure) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (closed_) return;
+    closed_ = failure;
+  }
+  watch_->peers().close();
+  write_flight_record();
+}
+
+void Agreement::note_calls(const std::vector<std::string>& texts) {
+  const std::lock_guard lock(mutex_);
+  for (size_t rank = 0; rank < texts.size(); ++rank) {
+    const Header header = header_of(texts[rank]);
+    if (header.refusal != RefusalKind::kNone) continue;
+    last_calls_[rank] = to_words(header, texts[rank].substr(sizeof(Header)));
+  }
+}
+
+std::string Agreement::last_calls() const {
+  const std::lock_guard lock(mutex_);
+  std::vector<std::pair<std::string, std::vector<int64_t>>> groups;
+  for (size_t rank = 0; rank < last_calls_.size(); ++rank) {
+    auto same =
+        std::find_if(groups.begin(), groups.end(), [&](const auto& one) { return one.first == last_calls_[rank]; });
+    if (same == groups.end()) same = groups.insert(groups.end(), {last_calls_[rank], {}});
+    same->second.push_back(static_cast<int64_t>(rank));
+  }
+  std::string text = "Last calls that all ranks agreed on: ";
+  for (size_t i = 0; i < groups.size(); ++i) {
+    text += concat(i ? ", " : "", groups[i].first, " on ", join_ranks(groups[i].second));
+  }
+  return text;
+}
+
+std::string Agreement::absent_in_words() const {
+  std::vector<int64_t> missing = watch_->overview().missing;
+  if (missing.empty()) missing = watch_->not_joined();
+  return missing.empty() ? "its peers" : join_ranks(missing);
 }
 
 }  // namespace ringspan::binding

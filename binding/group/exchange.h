@@ -10,7 +10,8 @@
 #include <ATen/core/Tensor.h>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
-#include "binding/group/group.h"
+#include "binding/base/group.h"
+#include "binding/group/live_call.h"
 
 namespace ringspan::binding {
 
@@ -20,23 +21,23 @@ struct Message {
   int64_t tag = 0;
 };
 
-// A message on its way. `received` has its memory from the beginning and its content after finish().
+// A message on its way. `received` has its memory from the beginning and its content after finish(). Freed before that,
+// as after a failure, it is kept by the call for as long as something may write to it.
 struct Flight {
-  at::Tensor sent, received;
-  std::vector<std::pair<int64_t, c10::intrusive_ptr<c10d::Work>>> works{};  // by peer
+  at::Tensor sent{}, received{};
+  std::vector<std::pair<int64_t, c10::intrusive_ptr<c10d::Work>>> works{};  // by peer, -1 for all
+  bool is_functional = false;                                               // waited for by its result
 };
 
-// Failures leave as c10d throws them; `lost` then is the rank that did not answer, -1 where any may be the one.
+// Failures leave as DistBackendError, by LiveCall::lose.
 class FlatExchange {
  public:
   virtual ~FlatExchange() = default;
-  virtual Flight start(const Message& message, int64_t& lost) = 0;
-  virtual void finish(Flight& flight, int64_t& lost) = 0;
-  // Name of the collective in which all ranks take part, "" where only two do: then the lost peer is known.
-  virtual const char* collective() const = 0;
+  virtual Flight start(const Message& message, LiveCall& call) = 0;
 };
+void finish(Flight& flight, LiveCall& call);
 
-// One functional all_to_all_single for each message.
+// One all_to_all for each message.
 std::unique_ptr<FlatExchange> make_all_to_all(const Group& group);
 // Send and receive. Unsupported where the group has no backend object.
 std::unique_ptr<FlatExchange> make_p2p(const Group& group);

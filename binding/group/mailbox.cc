@@ -1,98 +1,162 @@
 #include "binding/group/mailbox.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <deque>
+#include <functional>
+#include <future>
+#include <optional>
 #include <utility>
 
 #include <ATen/ATen.h>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include "binding/base/errors.h"
+#include "binding/watch/bounded_wait.h"
+#include "binding/watch/deadline.h"
+#include "binding/watch/lane.h"
 
 namespace ringspan::binding {
 namespace {
 
-// Keys are "ringspan/<incarnation>/<call>/<topic>/<rank>". A rank deletes its keys of older calls once it has read all
+using namespace std::chrono_literals;
+using Clock = std::chrono::steady_clock;
+
+// A store answers within this time, or it is out of reach.
+constexpr std::chrono::milliseconds kAnswer = 1s;
+// Waits for texts end by what is put in their place, not by the store's own timeout.
+constexpr std::chrono::milliseconds kForever = std::chrono::hours(24 * 20);
+
+std::vector<uint8_t> bytes_of(const std::string& text) { return {text.begin(), text.end()}; }
+std::string text_of(const std::vector<uint8_t>& bytes) { return {bytes.begin(), bytes.end()}; }
+
+// Keys are "<prefix of the group><call>/<topic>/<rank>". Whatever stands under a key first counts: the text of its rank,
+// or one that says that nobody waits for it any more. A rank deletes its keys of older calls once it has read all
 // headers of a newer one: who has published call n will never read call n - 1 again.
 class StoreMailbox final : public Mailbox {
  public:
-  StoreMailbox(const Group& group, c10::intrusive_ptr<c10d::Store> store) : store_(std::move(store)) {
-    store_->setTimeout(group.timeout());
-    // A group of the same name may have lived on this store before.
-    const int64_t incarnation = store_->add(concat("ringspan/incarnation/", group.rank), 1);
-    prefix_ = concat("ringspan/", incarnation, "/");
+  StoreMailbox(const Group& group, c10::intrusive_ptr<c10d::Store> store, Watch& watch)
+      : watch_(watch), desk_(std::make_shared<Desk>()) {
+    store->setTimeout(kForever);
+    desk_->store = std::move(store);
+    desk_->rank = group.rank;
+    lane_ = std::make_unique<Lane>([left = c10::weak_intrusive_ptr<c10d::ProcessGroup>(group.process_group)] {
+      return left.expired() ? std::nullopt : std::optional<std::chrono::milliseconds>(1s);
+    });
   }
 
-  std::vector<std::string> swap(const Group& group, int64_t number, Topic topic, const std::string& mine) override {
-    put(group, number, topic, mine);
-    std::vector<std::vector<uint8_t>> values;
+  std::vector<std::string> swap(const Group& group, const Letter& letter, Patience& patience,
+                                Awaited awaited) override {
+    awaited.keys = keys_of(group, letter);
+    const auto wanted = std::make_shared<const Awaited>(std::move(awaited));
+    auto promise = std::make_shared<std::promise<std::vector<std::string>>>();
+    std::future<std::vector<std::string>> answer = promise->get_future();
+    lane_->ask([promise, wanted, letter, desk = desk_, prefix = watch_.prefix()] {
+      try {
+        promise->set_value(desk->swap(prefix.get(), *wanted, letter));
+      } catch (const std::exception&) {
+        promise->set_exception(std::current_exception());
+        return;
+      }
+      // Nobody waits for this.
+      if (letter.topic == Topic::kHeader) desk->forget_before(letter.number);
+    });
+    const bool is_there = wait_for(answer, wanted, patience);
+    // Before all have joined nobody can read that this rank gives up: it stands in its own place then.
+    if (!is_there) return std::vector<std::string>(wanted->keys.size(), wanted->text_of_absence(watch_.not_joined()));
     try {
-      values = store_->multiGet(keys_of_others(group, number, topic));
+      return answer.get();
+    } catch (const Error&) {
+      throw;  // another version
     } catch (const std::exception& error) {
-      throw AbsentRanks(find_absent(group, number, topic), message_of(error));
-    }
-    forget_before(number);
-    std::vector<std::string> texts;
-    for (const auto& value : values) texts.emplace_back(value.begin(), value.end());
-    texts.insert(texts.begin() + group.rank, mine);
-    return texts;
-  }
-
-  // Nothing is read here, so whether the others have come to the last call is asked: they may all refuse for ever.
-  void leave(const Group& group, int64_t number, Topic topic, const std::string& mine) override {
-    const int64_t last = number - 1;
-    const bool has_older = !mine_.empty() && mine_.front().first < last;
-    if (has_older && store_->check(keys_of_others(group, last, Topic::kHeader))) forget_before(last);
-    put(group, number, topic, mine);
-  }
-
-  void replace(const Group& group, int64_t number, Topic topic, const std::string& mine) noexcept override {
-    try {
-      put(group, number, topic, mine);
-    } catch (const std::exception&) {
-      // The store is gone, and with it everyone who could ask.
+      throw LostTexts(concat("the group's store does not answer: ", message_of(error)));
     }
   }
+
+  void leave(const Group& group, const Letter& letter) override {
+    auto left = watch_.leave(keys_of(group, letter)[group.rank], letter.text);
+    // Nothing is read here, so whether the others have come to the last call is asked: they may all refuse for ever.
+    const Letter last{letter.number - 1};
+    lane_->ask([desk = desk_, prefix = watch_.prefix(), letter, keys = keys_of(group, last)] {
+      desk->note(letter.number, prefix.get() + keys_of_rank(letter, desk->rank));
+      desk->forget_read(prefix.get(), keys, letter.number - 1);
+    });
+    left.wait_for(kAnswer);
+  }
+
+  bool takes_long_texts() const override { return true; }
 
  private:
-  std::string key_of(int64_t number, Topic topic, int64_t rank) const {
-    return concat(prefix_, number, topic == Topic::kHeader ? "/h/" : "/d/", rank);
-  }
+  // What the lane works on, which may outlive the mailbox.
+  struct Desk {
+    c10::intrusive_ptr<c10d::Store> store;
+    int64_t rank = 0;
+    std::deque<std::pair<int64_t, std::string>> own;  // calls and keys
 
-  std::vector<std::string> keys_of_others(const Group& group, int64_t number, Topic topic) const {
-    std::vector<std::string> keys;
-    for (int64_t rank = 0; rank < group.size; ++rank) {
-      if (rank != group.rank) keys.push_back(key_of(number, topic, rank));
+    std::vector<std::string> swap(const std::string& prefix, const Awaited& wanted, const Letter& letter) {
+      const std::string key = prefix + wanted.keys[rank];
+      const std::string first = text_of(store->compareSet(key, {}, bytes_of(letter.text)));
+      note(letter.number, key);
+      if (first != letter.text) return std::vector<std::string>(wanted.keys.size(), first);
+      std::vector<std::string> keys;
+      for (size_t other = 0; other < wanted.keys.size(); ++other) {
+        if (other != static_cast<size_t>(rank)) keys.push_back(prefix + wanted.keys[other]);
+      }
+      std::vector<std::string> texts;
+      for (const auto& value : store->multiGet(keys)) texts.push_back(text_of(value));
+      texts.insert(texts.begin() + rank, letter.text);
+      return texts;
     }
+
+    void note(int64_t number, const std::string& key) { own.emplace_back(number, key); }
+
+    void forget_before(int64_t number) {
+      for (; !own.empty() && own.front().first < number; own.pop_front()) store->deleteKey(own.front().second);
+    }
+
+    void forget_read(const std::string& prefix, std::vector<std::string> keys, int64_t number) {
+      if (own.empty() || own.front().first >= number) return;
+      for (std::string& key : keys) key = prefix + key;
+      if (store->check(keys)) forget_before(number);
+    }
+  };
+
+  static std::string keys_of_rank(const Letter& letter, int64_t rank) {
+    return concat(letter.number, letter.topic == Topic::kHeader ? "/h/" : "/d/", rank);
+  }
+  static std::vector<std::string> keys_of(const Group& group, const Letter& letter) {
+    std::vector<std::string> keys;
+    for (int64_t rank = 0; rank < group.size; ++rank) keys.push_back(keys_of_rank(letter, rank));
     return keys;
   }
 
-  void put(const Group& group, int64_t number, Topic topic, const std::string& mine) {
-    const std::string key = key_of(number, topic, group.rank);
-    store_->set(key, std::vector<uint8_t>(mine.begin(), mine.end()));
-    mine_.emplace_back(number, key);
-  }
-
-  void forget_before(int64_t number) {
-    for (; !mine_.empty() && mine_.front().first < number; mine_.pop_front()) store_->deleteKey(mine_.front().second);
-  }
-
-  std::vector<int64_t> find_absent(const Group& group, int64_t number, Topic topic) {
-    std::vector<int64_t> absent;
-    try {
-      for (int64_t rank = 0; rank < group.size; ++rank) {
-        if (!store_->check({key_of(number, topic, rank)})) absent.push_back(rank);
+  // Until the texts are there, or what stands in their place; false where this rank gives up before all have joined.
+  bool wait_for(const std::future<std::vector<std::string>>& answer, const std::shared_ptr<const Awaited>& wanted,
+                Patience& patience) {
+    if (answer.wait_for(kLook) == std::future_status::ready) return true;
+    const Watch::Attention attention(watch_, wanted);
+    while (answer.wait_for(kLook) != std::future_status::ready) {
+      bool is_over = false;
+      try {
+        is_over = patience.is_over();
+      } catch (...) {
+        watch_.give_up(wanted);
+        answer.wait_for(kAnswer);
+        throw;
       }
-    } catch (const std::exception&) {
-      absent.clear();  // the store itself is gone
+      if (!is_over) continue;
+      watch_.give_up(wanted);
+      if (answer.wait_for(kAnswer) == std::future_status::ready) return true;
+      if (!watch_.not_joined().empty()) return false;
+      throw LostTexts("the group's store does not answer");
     }
-    return absent;
+    return true;
   }
 
-  c10::intrusive_ptr<c10d::Store> store_;
-  std::string prefix_;
-  std::deque<std::pair<int64_t, std::string>> mine_;
+  Watch& watch_;
+  std::shared_ptr<Desk> desk_;
+  std::unique_ptr<Lane> lane_;
 };
 
 // A first frame of fixed size holds the length and the beginning of the text; where any text is longer, a second one
@@ -101,28 +165,30 @@ class StoreMailbox final : public Mailbox {
 //   frame   | length (8 bytes) | first 120 bytes |      rest   | what is left, padded to the longest |
 class CollectiveMailbox final : public Mailbox {
  public:
-  std::vector<std::string> swap(const Group& group, int64_t, Topic, const std::string& mine) override {
-    try {
-      return swap_frames(group, mine);
-    } catch (const std::exception& error) {
-      throw AbsentRanks({}, message_of(error));
-    }
+  explicit CollectiveMailbox(Watch& watch) : watch_(watch) {}
+
+  std::vector<std::string> swap(const Group& group, const Letter& letter, Patience& patience, Awaited) override {
+    return swap_frames(group, letter.text, [&](const Work& work) { finish(group, work, watch_, patience); });
   }
 
-  void leave(const Group& group, int64_t number, Topic topic, const std::string& mine) override {
-    swap(group, number, topic, mine);
+  void leave(const Group& group, const Letter& letter) override {
+    Patience patience(watch_, deadline_of(group), [&] { return concat("rank ", group.rank, " refuses a call"); });
+    swap(group, letter, patience, {});
   }
 
-  void replace(const Group&, int64_t, Topic, const std::string&) noexcept override {}
+  bool takes_long_texts() const override { return false; }
 
  private:
   static constexpr size_t kFrameBytes = 128, kHeadBytes = kFrameBytes - sizeof(int64_t);
 
-  static std::vector<std::string> swap_frames(const Group& group, const std::string& mine) {
+  using Work = c10::intrusive_ptr<c10d::Work>;
+  using Finish = std::function<void(const Work&)>;
+
+  static std::vector<std::string> swap_frames(const Group& group, const std::string& mine, const Finish& finish) {
     const auto length = static_cast<int64_t>(mine.size());
     std::string frame(reinterpret_cast<const char*>(&length), sizeof length);
     frame += mine.substr(0, kHeadBytes);
-    const std::vector<std::string> frames = gather(group, frame, kFrameBytes);
+    const std::vector<std::string> frames = gather(group, frame, kFrameBytes, finish);
     std::vector<int64_t> lengths(frames.size());
     int64_t longest = 0;
     for (size_t rank = 0; rank < frames.size(); ++rank) {
@@ -132,8 +198,8 @@ class CollectiveMailbox final : public Mailbox {
     std::vector<std::string> rest(frames.size());
     const auto head = static_cast<int64_t>(kHeadBytes);
     if (longest > head) {
-      rest =
-          gather(group, mine.size() > kHeadBytes ? mine.substr(kHeadBytes) : "", static_cast<size_t>(longest - head));
+      rest = gather(group, mine.size() > kHeadBytes ? mine.substr(kHeadBytes) : "", static_cast<size_t>(longest - head),
+                    finish);
     }
     std::vector<std::string> texts;
     for (size_t rank = 0; rank < frames.size(); ++rank) {
@@ -143,7 +209,8 @@ class CollectiveMailbox final : public Mailbox {
     return texts;
   }
 
-  static std::vector<std::string> gather(const Group& group, const std::string& mine, size_t bytes) {
+  static std::vector<std::string> gather(const Group& group, const std::string& mine, size_t bytes,
+                                         const Finish& finish) {
     const auto options = at::TensorOptions().dtype(at::kByte);
     const auto there = [&](const at::Tensor& tensor) { return tensor.to(at::Device(group.device)); };
     const auto size = static_cast<int64_t>(bytes);
@@ -155,7 +222,7 @@ class CollectiveMailbox final : public Mailbox {
     // The backend object, not the group: its methods are no dispatcher ops, so no mode counts them.
     const auto work =
         group.backend ? group.backend->allgather(received, send) : group.process_group->allgather(received, send);
-    if (work) work->wait();
+    if (work) finish(work);
     std::vector<std::string> texts;
     for (const at::Tensor& text : received[0]) {
       const at::Tensor here = text.cpu();
@@ -163,6 +230,8 @@ class CollectiveMailbox final : public Mailbox {
     }
     return texts;
   }
+
+  Watch& watch_;
 };
 
 // Groups that are known to have a store; others (threads as ranks, the fake group, MPI) crash or refuse when asked.
@@ -174,14 +243,18 @@ bool has_store(const Group& group) {
 
 }  // namespace
 
-std::unique_ptr<Mailbox> make_mailbox(const Group& group) {
-  if (group.size <= kMaxStoreRanks && has_store(group)) {
-    if (auto store = group.process_group->getStore()) {
-      // A connection of its own: waiting on it holds up no other user of the store, and its timeout is ours.
-      return std::make_unique<StoreMailbox>(group, store->clone());
-    }
+c10::intrusive_ptr<c10d::Store> connect_store(const Group& group) {
+  if (!has_store(group)) return nullptr;
+  auto store = group.process_group->getStore();
+  // A connection of its own: what waits on it holds up no other user of the store.
+  return store ? store->clone() : nullptr;
+}
+
+std::unique_ptr<Mailbox> make_mailbox(const Group& group, Watch& watch) {
+  if (group.size <= kMaxStoreRanks) {
+    if (auto store = connect_store(group)) return std::make_unique<StoreMailbox>(group, std::move(store), watch);
   }
-  return std::make_unique<CollectiveMailbox>();
+  return std::make_unique<CollectiveMailbox>(watch);
 }
 
 }  // namespace ringspan::binding

@@ -9,35 +9,49 @@
 #include <utility>
 #include <vector>
 
-#include "binding/group/group.h"
+#include "binding/base/group.h"
+#include "binding/watch/patience.h"
+#include "binding/watch/watch.h"
 
 namespace ringspan::binding {
 
-// Some ranks did not answer; `ranks` may be empty where that cannot be told.
-class AbsentRanks : public std::runtime_error {
+// No texts came, and nobody can say what the others know: the store or the connections are gone.
+class LostTexts : public std::runtime_error {
  public:
-  AbsentRanks(std::vector<int64_t> ranks, const std::string& what)
-      : std::runtime_error(what), ranks(std::move(ranks)) {}
-  std::vector<int64_t> ranks;
+  using std::runtime_error::runtime_error;
+};
+
+enum class Topic : uint8_t { kHeader, kDescription };
+
+// A text of one rank for all others.
+struct Letter {
+  int64_t number = 0;  // of the call
+  Topic topic = Topic::kHeader;
+  std::string text{};
 };
 
 class Mailbox {
  public:
-  enum class Topic { kHeader, kDescription };
-
   virtual ~Mailbox() = default;
 
-  // All ranks' texts in rank order. Every rank swaps the same topics of a call in the same order. AbsentRanks.
-  virtual std::vector<std::string> swap(const Group& group, int64_t number, Topic topic, const std::string& mine) = 0;
+  // All ranks' texts in rank order; every rank swaps the same topics of a call in the same order. What `patience` and
+  // `awaited` (but for its keys) say holds while it waits: where this rank gives up, or one has failed, the text in the
+  // place of the missing ones says so. LostTexts, and what `patience` throws.
+  virtual std::vector<std::string> swap(const Group& group, const Letter& letter, Patience& patience,
+                                        Awaited awaited) = 0;
   // Takes part in a swap without an interest in the others' texts.
-  virtual void leave(const Group& group, int64_t number, Topic topic, const std::string& mine) = 0;
-  // Puts another text in the place of the one of a swap that failed, for those who come later (where that can be done).
-  virtual void replace(const Group& group, int64_t number, Topic topic, const std::string& mine) noexcept = 0;
+  virtual void leave(const Group& group, const Letter& letter) = 0;
+  // Whether texts of any length cost one message.
+  virtual bool takes_long_texts() const = 0;
 };
 
 // Above this size the store, which one process serves, is slower than all_gather.
 constexpr int64_t kMaxStoreRanks = 64;
 
-std::unique_ptr<Mailbox> make_mailbox(const Group& group);
+// A connection of its own to the group's store; null where it has none that can be used.
+c10::intrusive_ptr<c10d::Store> connect_store(const Group& group);
+
+// `watch` lives as long as the mailbox.
+std::unique_ptr<Mailbox> make_mailbox(const Group& group, Watch& watch);
 
 }  // namespace ringspan::binding

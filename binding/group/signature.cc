@@ -49,11 +49,7 @@ std::string text_of(const c10::SymInt& value) { return concat(value); }
 std::string text_of(c10::ArrayRef<int64_t> values) { return text_of_list(values); }
 std::string text_of(c10::ArrayRef<double> values) { return text_of_list(values); }
 
-void Signature::append(const std::string& value) {
-  uint64_t hash = value.size();
-  for (const char letter : value) hash = mix(hash ^ static_cast<unsigned char>(letter));
-  words_.push_back(static_cast<int64_t>(hash));
-}
+void Signature::append(const std::string& value) { words_.push_back(static_cast<int64_t>(hash_text(value))); }
 
 void Signature::append(const std::vector<c10::SymInt>& values) {
   words_.push_back(static_cast<int64_t>(values.size()));

@@ -35,33 +35,28 @@ std::vector<int64_t> shape_of(const Transfer& transfer, const Problem& problem) 
 }
 
 // "k and v", "dq": the tensors that travel with this one, as far as a message of failure names them.
-std::string names_of(const Transfer& transfer) {
+const char* names_of(const Transfer& transfer) {
   if (!is_of_kv(transfer.payload)) return name_of(transfer.payload);
   return is_gradient(transfer.payload) ? "dk and dv" : "k and v";
 }
 
 }  // namespace
 
-TorchStore::TorchStore(const Group& group, Exchange exchange, const RankPlan& part, const std::vector<Step>& steps,
-                       const at::Tensor& like)
-    : SlotBook(part, steps, exchange), options_(like.options().requires_grad(false)) {
+TorchStore::TorchStore(LiveCall& call, const Group& group, Exchange exchange, const RankPlan& part,
+                       const std::vector<Step>& steps, const at::Tensor& like)
+    : SlotBook(part, steps, exchange), call_(call), options_(like.options().requires_grad(false)) {
   if (group.size == 1) return;
   exchange_ = exchange == Exchange::kP2p ? make_p2p(group) : make_all_to_all(group);
   if (exchange == Exchange::kAllGather) all_gather_ = make_all_gather(group);
 }
 
 TorchStore::~TorchStore() {
-  // After a failure: what still travels may write into our buffers until it is waited for. The first failure is the one
-  // that is reported.
-  int64_t lost = -1;
-  for (const Journey& journey : journeys()) {
-    const auto flight = flights_.find(&journey);
-    if (flight == flights_.end()) continue;
-    try {
-      way_of(journey).finish(flight->second, lost);
-    } catch (const std::exception&) {
-    }
+  // After a failure: what still travels may write into our buffers. Nobody waits for it here.
+  std::vector<LiveCall::Work> works;
+  for (auto& [journey, flight] : flights_) {
+    for (auto& [peer, work] : flight.works) works.push_back(std::move(work));
   }
+  if (!works.empty()) call_.keep(std::move(works));
 }
 
 void TorchStore::bind(Payload payload, const TensorView& tensor) {
@@ -158,18 +153,17 @@ void TorchStore::on_start(const Journey& journey) {
   };
   message.sent = elements_by_rank(journey.sends);
   message.received = elements_by_rank(journey.receives);
-  FlatExchange& way = way_of(journey);
-  guard_peer(journey, [&](int64_t& lost) {
-    Flight& flight = flights_[&journey] = way.start(message, lost);
-    if (waits_at_post()) way.finish(flight, lost);
-  });
+  reach(journey, /*waits=*/false);
+  Flight& flight = flights_[&journey] = way_of(journey).start(message, call_);
+  if (waits_at_post()) finish(flight, call_);
   memory_[journey.received.block] = flights_.at(&journey).received;
 }
 
 void TorchStore::on_finish(const std::vector<const Journey*>& journeys) {
   for (const Journey* journey : journeys) {
     if (!journey->is_sent()) continue;
-    guard_peer(*journey, [&](int64_t& lost) { way_of(*journey).finish(flights_.at(journey), lost); });
+    reach(*journey, /*waits=*/true);
+    finish(flights_.at(journey), call_);
     flights_.erase(journey);
   }
 }
@@ -192,25 +186,18 @@ void TorchStore::on_arrival(const MessagePart& piece) {
   }
 }
 
-// Runs a c10d action; what it throws becomes the loss of a peer. The transfer that is named is one that arrives.
-template <class Action>
-void TorchStore::guard_peer(const Journey& journey, Action&& action) const {
-  int64_t lost = -1;
-  try {
-    action(lost);
-  } catch (const std::exception& error) {
-    const std::vector<const Transfer*>& transfers = journey.post.transfers;
-    const auto arrives = std::find_if(transfers.begin(), transfers.end(),
-                                      [&](const Transfer* transfer) { return transfer->dst == part_.rank; });
-    const Transfer& named = arrives == transfers.end() ? *transfers.front() : **arrives;
-    const int64_t peer = lost >= 0 ? lost : named.dst == part_.rank ? named.src : named.dst;
-    const char* const collective = way_of(journey).collective();
-    const std::string doubt =
-        *collective ? concat(" or another rank, for an ", collective, " fails as a whole,") : std::string();
-    throw_peer_error(concat("rank ", part_.rank, " lost peer ", peer, doubt, " in step ", named.step, " (transfer: ",
-                            names_of(named), " of rank ", named.owner, " from rank ", named.src, " to rank ", named.dst,
-                            "): ", message_of(error), ". Make a new process group before the next call"));
-  }
+// The transfer that is named is one that arrives.
+void TorchStore::reach(const Journey& journey, bool waits) {
+  const std::vector<const Transfer*>& transfers = journey.post.transfers;
+  const auto arrives = std::find_if(transfers.begin(), transfers.end(),
+                                    [&](const Transfer* transfer) { return transfer->dst == part_.rank; });
+  const Transfer& named = arrives == transfers.end() ? *transfers.front() : **arrives;
+  call_.reach({.step = named.step,
+               .waits = waits,
+               .tensors = names_of(named),
+               .owner = named.owner,
+               .from = named.src,
+               .to = named.dst});
 }
 
 }  // namespace ringspan::binding

@@ -1,7 +1,7 @@
 // TorchStore: the plan's slots in tensors, by the rule of plan/slot_book.h, and its messages over c10d. What a step
 // sends to a rank is one flat piece of a message.
 //
-// Every failure of c10d leaves as DistBackendError naming rank, peer, step and transfer.
+// Every failure of c10d leaves as DistBackendError naming rank, peer, step and transfer (live_call.h).
 #pragma once
 
 #include <cstdint>
@@ -16,14 +16,15 @@
 #include "ringspan/ring/store.h"
 
 #include "binding/group/exchange.h"
+#include "binding/group/live_call.h"
 
 namespace ringspan::binding {
 
 class TorchStore final : public Store, private SlotBook {
  public:
-  // `part` lives as long as this. `steps`: the pass of it that runs; `like`: a tensor on the device of the call.
-  TorchStore(const Group& group, Exchange exchange, const RankPlan& part, const std::vector<Step>& steps,
-             const at::Tensor& like);
+  // `call` and `part` live as long as this. `steps`: the pass of it that runs; `like`: a tensor on the device of the call.
+  TorchStore(LiveCall& call, const Group& group, Exchange exchange, const RankPlan& part,
+             const std::vector<Step>& steps, const at::Tensor& like);
   ~TorchStore() override;
 
   void bind(Payload payload, const TensorView& tensor) override;
@@ -53,9 +54,9 @@ class TorchStore final : public Store, private SlotBook {
   at::Tensor tensor_of(Payload payload, int64_t number, int64_t rows, const HeadRange& heads);
   at::Tensor tensor_at(const Transfer& transfer, const BufferPlace& place);
   FlatExchange& way_of(const Journey& journey) const { return journey.is_gathered ? *all_gather_ : *exchange_; }
-  template <class Action>
-  void guard_peer(const Journey& journey, Action&& action) const;
+  void reach(const Journey& journey, bool waits);
 
+  LiveCall& call_;
   at::TensorOptions options_;
   std::unique_ptr<FlatExchange> exchange_, all_gather_;
   std::map<Payload, TensorView> own_views_;

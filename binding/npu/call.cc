@@ -103,7 +103,8 @@ ContractForwardTuple run_contract(const ContractForwardCall& call) {
     make_agreed(prepared.call, prepared.arguments, CallKind::kForward, 0);
     return prepared;
   });
-  const Output output = run_attention(p.call.call, p.call.operands);
+  LiveCall& live = *p.call.live;
+  const Output output = live.run([&] { return run_attention(live, p.call.call, p.call.operands); });
   ContractStats stats = to_contract_stats(output.max, output.sum, p.contract, a.softmax_layout);
   // The seed and offset that were used: the ranks agreed on the seed.
   return {output.out,
@@ -127,8 +128,10 @@ ContractBackwardTuple run_contract_backward(const ContractBackwardCall& call) {
     return prepared;
   });
   const Tensor lse = lse_of_contract_stats({*call.max, *call.sum}, p.contract, a.softmax_layout);
-  const InputGradients gradients =
-      run_attention_backward(p.call.call, p.call.operands, {*call.out, lse, call.dy, Tensor()}, wants_pse);
+  LiveCall& live = *p.call.live;
+  const InputGradients gradients = live.run([&] {
+    return run_attention_backward(live, p.call.call, p.call.operands, {*call.out, lse, call.dy, Tensor()}, wants_pse);
+  });
   return {gradients.query, gradients.key, gradients.value,
           wants_pse ? gradients.bias.to(a.pse->scalar_type()) : at::empty({0}, call.query.options()), gradients.sink};
 }

@@ -44,15 +44,21 @@ PreparedCall prepare(const Group& group, const at::Tensor& query, const at::Tens
   return {std::move(call), std::move(operands)};
 }
 
-int64_t make_agreed(PreparedCall& prepared, const CallArguments& arguments, CallKind kind, int64_t forward_number) {
+void make_agreed(PreparedCall& prepared, const CallArguments& arguments, CallKind kind, int64_t forward_number) {
   Call& call = prepared.call;
   const PairArguments& pairs = arguments.pairs;
-  if (!has_peers(call.group)) return 0;
+  if (!has_peers(call.group)) {
+    prepared.live = std::make_unique<LiveCall>(call.group);
+    return;
+  }
   if (arguments.assume_agreed) {
     RINGSPAN_CHECK(!pairs.seed_is_drawn,
                    "assume_agreed is set and dropout has no seed; each rank would draw its own, "
                    "give one seed to all");
-    return 0;
+    prepared.live =
+        Agreement::of(call.group)
+            ->begin_unagreed(call.group, {.kind = kind, .forward_number = forward_number, .place = arguments.place});
+    return;
   }
   Signature signature(Signature::Form::kHash);
   sign(call, arguments, signature);
@@ -60,17 +66,18 @@ int64_t make_agreed(PreparedCall& prepared, const CallArguments& arguments, Call
                           .forward_number = forward_number,
                           .needs_grad = arguments.needs_grad,
                           .hash = signature.hash(),
+                          .place = arguments.place,
                           .bias_rows = call.bias_rows,
                           .mask_rows = call.mask_rows,
                           .seed = pairs.seed,
                           .seed_is_drawn = pairs.seed_is_drawn,
                           .describe = [&] { return describe(call, arguments); }};
-  const Agreed agreed = Agreement::of(call.group)->agree(call.group, proposal);
+  Agreed agreed = Agreement::of(call.group)->agree(call.group, proposal);
+  prepared.live = std::move(agreed.call);
   prepared.operands.seed = agreed.seed;
   // Only a rank with a single row could not tell.
   const bool is_open = call.bias_rows == RowReading::kEither || call.mask_rows == RowReading::kEither;
   if (is_open) call = settle_rows(call, arguments, agreed.bias_rows, agreed.mask_rows);
-  return agreed.number;
 }
 
 }  // namespace ringspan::binding

@@ -9,6 +9,7 @@
 #include "binding/base/errors.h"
 #include "binding/base/tensor_rules.h"
 #include "binding/group/agreement.h"
+#include "binding/group/live_call.h"
 #include "binding/op/call.h"
 #include "binding/op/run.h"
 
@@ -42,18 +43,19 @@ void check_meta(const Record& record, const std::string& group_name, bool assume
   tell_peers(find_group(group_name), assume_agreed, [&] { throw_mixed_devices(record); });
 }
 
-// A call and its operands, checked and, by make_agreed, the same on every rank.
+// A call and its operands, checked and, by make_agreed, the same on every rank and under way.
 struct PreparedCall {
   Call call;
   Operands operands;
+  std::unique_ptr<LiveCall> live{};
 };
 
 // All but the seed checked. `more`: what else the arithmetic must give (step_backend.h).
 PreparedCall prepare(const Group& group, const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                      const CallArguments& arguments, std::vector<std::string> more = {});
 
-// Agrees with the peers, fills in the seed, and reads tensors of pairs as the ranks have settled it. Returns the call's
-// number; 0 where nothing is agreed on: without peers, and where the caller vouches for them.
-int64_t make_agreed(PreparedCall& prepared, const CallArguments& arguments, CallKind kind, int64_t forward_number);
+// Agrees with the peers, fills in the seed, reads tensors of pairs as the ranks have settled it, and begins the call.
+// Nothing is agreed on without peers, and where the caller vouches for them.
+void make_agreed(PreparedCall& prepared, const CallArguments& arguments, CallKind kind, int64_t forward_number);
 
 }  // namespace ringspan::binding

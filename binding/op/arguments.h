@@ -23,6 +23,7 @@ struct Arguments {
   std::string schedule = "auto", exchange = "auto";
   bool assume_agreed = false, return_stats = false;
   bool map_is_default = false;  // the caller gave no shard map
+  std::string place;            // where the program made the call, for the flight record; "" unknown
   std::optional<at::Tensor> sink, bias, attn_mask, slopes;
   std::optional<at::Tensor> seed;  // int64 [1]
   bool seed_is_drawn = false;      // by each rank: the one of rank 0 is taken
@@ -44,6 +45,7 @@ struct Arguments {
     visit(FieldInfo{"assume_agreed", "False"}, self.assume_agreed);
     visit(FieldInfo{"return_stats", "False", Compare::kValue}, self.return_stats);
     visit(FieldInfo{"map_is_default", "False"}, self.map_is_default);
+    visit(FieldInfo{"place", "\"\""}, self.place);
     visit(FieldInfo{"sink", "None", Compare::kContent, DtypeRule::kAccumulator}, self.sink);
     visit(FieldInfo{"bias", "None", Compare::kGiven, DtypeRule::kWidens}, self.bias);
     visit(FieldInfo{"attn_mask", "None", Compare::kGiven, DtypeRule::kBool}, self.attn_mask);

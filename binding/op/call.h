@@ -14,7 +14,7 @@
 #include "ringspan/plan/exchange.h"
 #include "ringspan/plan/plan.h"
 
-#include "binding/group/group.h"
+#include "binding/base/group.h"
 #include "binding/group/signature.h"
 #include "binding/op/pair_arguments.h"
 #include "binding/op/pattern.h"
@@ -32,6 +32,7 @@ struct CallArguments {
   int64_t num_heads = 1;
   std::string schedule, exchange;
   bool assume_agreed = false;
+  std::string place{};      // where the program made the call; "" unknown
   bool needs_grad = false;  // a backward will follow
   std::optional<at::Tensor> sink{};
   PairArguments pairs{};

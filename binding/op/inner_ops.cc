@@ -48,6 +48,7 @@ CallArguments read_call(const Arguments& a) {
           .schedule = a.schedule,
           .exchange = a.exchange,
           .assume_agreed = a.assume_agreed,
+          .place = a.place,
           .sink = a.sink,
           .pairs = read_pairs(a),
           .batch_share = share_of(a.batch_groups),
@@ -66,7 +67,6 @@ ForwardTuple attention_forward(const ForwardCall& forward) {
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   const auto& [query, key, value, a] = forward.call;
   const Group group = group_of(a, query);
-  int64_t number = 0;
   const PreparedCall prepared = tell_peers(group, a.assume_agreed, [&] {
     CallArguments arguments = read_call(a);
     arguments.needs_grad = forward.needs_grad;
@@ -74,10 +74,12 @@ ForwardTuple attention_forward(const ForwardCall& forward) {
     RINGSPAN_CHECK(a.inputs.dropout.p == 0 || a.seed, "dropout_p is ", a.inputs.dropout.p, " and no seed was given");
     if (a.inputs.dropout.p != 0) arguments.pairs.seed = read_seed(*a.seed);
     PreparedCall checked = prepare(group, query, key, value, arguments);
-    number = make_agreed(checked, arguments, CallKind::kForward, 0);
+    make_agreed(checked, arguments, CallKind::kForward, 0);
     return checked;
   });
-  const Output output = run_attention(prepared.call, prepared.operands);
+  const int64_t number = prepared.live->number();
+  const Output output =
+      prepared.live->run([&] { return run_attention(*prepared.live, prepared.call, prepared.operands); });
   return ForwardTuple{output.out, output.max, output.sum, output.lse,
                       at::tensor({number, prepared.operands.seed}, query.options().dtype(at::kLong))};
 }
@@ -128,10 +130,12 @@ BackwardTuple attention_backward(const BackwardCall& backward) {
     make_agreed(checked, arguments, CallKind::kBackward, number);
     return checked;
   });
-  const InputGradients gradients = run_attention_backward(
-      prepared.call, prepared.operands,
-      {backward.out, backward.lse, backward.grad_out.value_or(Tensor()), backward.grad_lse.value_or(Tensor())},
-      backward.wants_bias);
+  const InputGradients gradients = prepared.live->run([&] {
+    return run_attention_backward(
+        *prepared.live, prepared.call, prepared.operands,
+        {backward.out, backward.lse, backward.grad_out.value_or(Tensor()), backward.grad_lse.value_or(Tensor())},
+        backward.wants_bias);
+  });
   return BackwardTuple{gradients.query, gradients.key, gradients.value,
                        a.sink ? gradients.sink.to(a.sink->scalar_type()) : gradients.sink,
                        backward.wants_bias ? gradients.bias.to(a.bias->scalar_type()) : gradients.bias};

@@ -36,7 +36,7 @@ GradsView grads_of(const BackwardTensors& t) {
 
 }  // namespace
 
-Output run_attention(const Call& call, const Operands& operands) {
+Output run_attention(LiveCall& live, const Call& call, const Operands& operands) {
   const Problem& p = call.problem();
   const int64_t rows = call.plan->q_rows[call.group.rank];
   const auto stats_options = operands.query.options().dtype(torch_dtype(accumulator_of(p.dtype)));
@@ -52,7 +52,7 @@ Output run_attention(const Call& call, const Operands& operands) {
                                .lse = output.lse,
                                .sink = operands.sink,
                                .pairs = operands.pairs.inputs(operands.seed)};
-  TorchStore store(call.group, call.exchange, *call.plan, call.plan->forward, operands.query);
+  TorchStore store(live, call.group, call.exchange, *call.plan, call.plan->forward, operands.query);
   if (call.by_step_ops) {
     StepForward backend(call, store, tensors);
     run_forward(call.plan->forward, backend);
@@ -64,8 +64,8 @@ Output run_attention(const Call& call, const Operands& operands) {
   return output;
 }
 
-InputGradients run_attention_backward(const Call& call, const Operands& operands, const OutputGradients& gradients,
-                                      bool wants_bias) {
+InputGradients run_attention_backward(LiveCall& live, const Call& call, const Operands& operands,
+                                      const OutputGradients& gradients, bool wants_bias) {
   const Problem& p = call.problem();
   const auto none = [&] { return at::empty({0}, gradients.lse.options()); };
   InputGradients result{empty_dense(operands.query), empty_dense(operands.key), empty_dense(operands.value),
@@ -88,7 +88,7 @@ InputGradients run_attention_backward(const Call& call, const Operands& operands
                                 .dsink = operands.sink.defined() ? result.sink : Tensor(),
                                 .pairs = operands.pairs.inputs(operands.seed),
                                 .dbias = wants_bias ? operands.pairs.bias_gradient_view(result.bias) : TensorView{}};
-  TorchStore store(call.group, call.exchange, *call.plan, call.plan->backward, operands.query);
+  TorchStore store(live, call.group, call.exchange, *call.plan, call.plan->backward, operands.query);
   if (call.by_step_ops) {
     StepBackward backend(call, store, tensors);
     run_backward(call.plan->backward, backend);

@@ -5,6 +5,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "binding/group/live_call.h"
 #include "binding/op/call.h"
 #include "binding/op/pair_arguments.h"
 
@@ -22,7 +23,7 @@ struct Output {
   at::Tensor out;            // in the layout of the call
   at::Tensor max, sum, lse;  // [batch, heads, local rows]
 };
-Output run_attention(const Call& call, const Operands& operands);
+Output run_attention(LiveCall& live, const Call& call, const Operands& operands);
 
 struct OutputGradients {
   at::Tensor out, lse;            // of the forward
@@ -33,7 +34,7 @@ struct InputGradients {
   at::Tensor sink;  // in the accumulator type, this rank's part; [0] without a sink
   at::Tensor bias;  // likewise, of the bias's own shape; [0] where not wanted
 };
-InputGradients run_attention_backward(const Call& call, const Operands& operands, const OutputGradients& gradients,
-                                      bool wants_bias);
+InputGradients run_attention_backward(LiveCall& live, const Call& call, const Operands& operands,
+                                      const OutputGradients& gradients, bool wants_bias);
 
 }  // namespace ringspan::binding

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import ringspan._ops  # noqa: F401  loads the library and registers its rules
 from ringspan.attention import attention
 from ringspan.errors import PeerError
+from ringspan.flight import FlightEntry, flight_record
 from ringspan.group import LOCAL
 from ringspan.importing import when_imported
 from ringspan.ledger import Ledger
@@ -25,6 +26,7 @@ from ringspan.shard_map import ShardMap
 from ringspan.simulation import Candidate, Choice, Simulation
 from ringspan.stats import Stats
 from ringspan.traffic import Traffic, count_traffic
+from ringspan.waiting import hand_over, set_deadline
 
 if TYPE_CHECKING:
     from ringspan.dtensor.dispatcher import disable_cp_dtensor_dispatcher, enable_cp_dtensor_dispatcher
@@ -35,6 +37,7 @@ __all__ = [
     "Alibi",
     "Candidate",
     "Choice",
+    "FlightEntry",
     "Ledger",
     "Machine",
     "Mask",
@@ -57,7 +60,9 @@ __all__ = [
     "documents",
     "double_ring",
     "enable_cp_dtensor_dispatcher",
+    "flight_record",
     "full",
+    "hand_over",
     "hybrid",
     "init_groups",
     "masked_mean_loss",
@@ -65,6 +70,7 @@ __all__ = [
     "prefix",
     "rank_mesh",
     "sdpa",
+    "set_deadline",
     "window",
 ]
 

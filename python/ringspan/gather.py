@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ringspan.group import Group, group_of, name_and_world, rank_in, world_mismatch
+from ringspan.group import Group, name_and_world, rank_in, world_mismatch
+from ringspan.place import place_of_caller
 
 _GRADS = ("sum", "slice")
 
@@ -75,8 +75,8 @@ def gather_rows(smap: Map, x: Tensor, place: tuple[str, int], axes: Axes, grad: 
     order = _source_rows(smap, slot)
     axes = Axes(axes.rows % x.dim(), axes.batch % x.dim())
     name, rank = place
-    torch.ops.ringspan._agree(name, _signature(smap, x, axes, grad if needs_grad else None))
-    return _Unshard.apply(x, _Call(smap, name, rank, axes, grad, order, slot))
+    call = _Call(smap, name, rank, axes, grad, order, slot, needs_grad, place_of_caller())
+    return _Unshard.apply(x, call)
 
 
 @dataclass(frozen=True)
@@ -90,6 +90,8 @@ class _Call:
     grad: str | None
     order: list[Tensor]
     slot: int  # rows that every rank sends
+    needs_grad: bool
+    made_at: str  # of the program
 
 
 class _Unshard(torch.autograd.Function):
@@ -100,9 +102,9 @@ class _Unshard(torch.autograd.Function):
         ctx.call = call
         axes, slots = call.axes, pad_rows(x, call.axes.rows, call.slot).contiguous()
         if call.group_name:
-            of_ranks = [torch.empty_like(slots) for _ in range(call.smap.world_size)]
-            dist.all_gather(of_ranks, slots, group=group_of(call.group_name))
-            slots = torch.cat(of_ranks, axes.rows)
+            signature = _signature(call.smap, x, axes, call.grad if call.needs_grad else None)
+            of_ranks = _all_gather(slots, call, signature)
+            slots = torch.cat(of_ranks.unbind(0), axes.rows)
         if len(call.order) == 1:
             return slots.index_select(axes.rows, call.order[0])
         entries = enumerate(call.order)
@@ -116,11 +118,22 @@ class _Unshard(torch.autograd.Function):
         smap, dim, batch_dim = call.smap, call.axes.rows, call.axes.batch
         if call.grad == "slice" or not call.group_name:
             return smap.shard(grad, call.rank, dim, batch_dim), None
-        torch.ops.ringspan._agree(call.group_name, _signature(smap, grad, call.axes, "backward"))
         slots = [pad_rows(smap.shard(grad, rank, dim, batch_dim), dim, call.slot) for rank in range(smap.world_size)]
-        packed = torch.stack(slots)
-        dist.all_reduce(packed, group=group_of(call.group_name))
+        packed = _all_reduce(torch.stack(slots), call, _signature(smap, grad, call.axes, "backward"))
         return packed[call.rank].narrow(dim, 0, smap.local_rows(call.rank)), None
+
+
+# Backends know no complex numbers.
+def _all_gather(x: Tensor, call: _Call, signature: str) -> Tensor:
+    if x.is_complex():
+        return torch.view_as_complex(_all_gather(torch.view_as_real(x), call, signature))
+    return torch.ops.ringspan._all_gather(x, call.group_name, signature, call.made_at)
+
+
+def _all_reduce(x: Tensor, call: _Call, signature: str) -> Tensor:
+    if x.is_complex():
+        return torch.view_as_complex(_all_reduce(torch.view_as_real(x), call, signature))
+    return torch.ops.ringspan._all_reduce(x, call.group_name, signature, call.made_at, True)
 
 
 def _source_rows(smap: Map, slot: int) -> list[Tensor]:

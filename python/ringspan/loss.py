@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from ringspan.entry import Telling, enters
 from ringspan.group import LOCAL, Group, group_of, name_and_world
 from ringspan.numbers import is_beyond_int64, is_whole, shown
+from ringspan.place import place_of_caller
 
 
 @enters()
@@ -68,8 +68,7 @@ def _sum_totals(totals: Tensor, group_name: str | None, call: str) -> Tensor:
                 "of valid tokens in all calls of the step"
             )
         if group_name:
-            torch.ops.ringspan._agree(group_name, call)
-            dist.all_reduce(summed, group=group)
+            summed = torch.ops.ringspan._all_reduce(totals, group_name, call, place_of_caller(), False)
     return summed
 
 

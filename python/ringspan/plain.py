@@ -13,6 +13,7 @@ from ringspan.group import name_and_world
 from ringspan.masks import Frame
 from ringspan.names import AUTO, DEVICES, DTYPES
 from ringspan.pairs import check_fits, encode_pairs
+from ringspan.place import place_of_caller
 from ringspan.schedules import schedule_of_call
 from ringspan.stats import Stats
 from ringspan.support import check_offered, device_refusal
@@ -65,6 +66,8 @@ def _options(given: Given, group_name: str | None, shares: Shares) -> dict[str, 
     options: dict[str, Any] = {}
     if group_name is not None:
         options["group_name"] = group_name
+    if group_name:
+        options["place"] = place_of_caller()
     if given["sink"] is not None:
         options["sink"] = given["sink"]
     schedule, exchange = schedule_of_call(given["schedule"], given["exchange"]), given["exchange"]

@@ -1,4 +1,4 @@
-#include "binding/group/group.h"
+#include "binding/base/group.h"
 
 #include <algorithm>
 #include <atomic>

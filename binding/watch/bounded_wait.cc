@@ -1,0 +1,71 @@
+#include "binding/watch/bounded_wait.h"
+
+#include <chrono>
+#include <exception>
+#include <optional>
+#include <utility>
+
+#include "ringspan/base/error.h"
+
+namespace ringspan::binding {
+namespace {
+
+using namespace std::chrono_literals;
+
+bool is_receive_or_send(const c10d::Work& work) { return c10d::isP2POp(work.retrieveOpType()); }
+
+// Whether it is finished. A wait for a collective that expires can be repeated.
+bool is_finished_in(c10d::Work& work, std::chrono::milliseconds time) {
+  try {
+    return work.wait(time);
+  } catch (const std::exception&) {
+    if (!work.isCompleted()) return false;
+    if (const auto failure = work.exception()) std::rethrow_exception(failure);
+    return true;
+  }
+}
+
+// gloo closes the connections where a wait for a receive expires, so it must not; the watch calls it off instead.
+class ReceiveWait {
+ public:
+  ReceiveWait(Watch& watch, const c10::intrusive_ptr<c10d::Work>& work) : watch_(watch) { watch_.set_receive(work); }
+  ~ReceiveWait() { watch_.set_receive(nullptr); }
+  ReceiveWait(const ReceiveWait&) = delete;
+  ReceiveWait& operator=(const ReceiveWait&) = delete;
+
+ private:
+  Watch& watch_;
+};
+
+void look_around(Watch& watch, Patience& patience) {
+  const bool is_over = patience.is_over();
+  if (const auto failure = watch.failure()) throw WaitEnded(*failure);
+  if (!is_over) return;
+  const std::vector<int64_t> last = watch.last_ranks();
+  throw WaitEnded({last.size() == 1 ? last.front() : -1, ""});
+}
+
+}  // namespace
+
+void finish(const Group& group, const c10::intrusive_ptr<c10d::Work>& work, Watch& watch, Patience& patience) {
+  if (group.backend_name != "gloo") {
+    work->wait();
+    return;
+  }
+  std::optional<Watch::Attention> attention;
+  if (!is_receive_or_send(*work)) {
+    while (!is_finished_in(*work, kLook)) {
+      if (!attention) attention.emplace(watch);
+      look_around(watch, patience);
+    }
+    return;
+  }
+  const ReceiveWait called_off(watch, work);
+  // Where even the watch is stuck, the deadline ends it.
+  while (!work->wait(patience.deadline() + 2s)) {
+    if (!attention) attention.emplace(watch);
+    look_around(watch, patience);
+  }
+}
+
+}  // namespace ringspan::binding

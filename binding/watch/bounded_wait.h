@@ -1,0 +1,28 @@
+// Waits for c10d that end: by the work, by what the watch learns, or by the deadline.
+#pragma once
+
+#include <stdexcept>
+
+#include <torch/csrc/distributed/c10d/Work.hpp>
+
+#include "binding/watch/patience.h"
+#include "binding/watch/watch.h"
+
+namespace ringspan::binding {
+
+// The wait ended before the work did; `failure` says why.
+class WaitEnded : public std::runtime_error {
+ public:
+  explicit WaitEnded(Failure failure) : std::runtime_error(failure.words), failure_(std::move(failure)) {}
+  const Failure& failure() const { return failure_; }
+
+ private:
+  Failure failure_;
+};
+
+// Until a work of `group` is finished. On gloo: WaitEnded where a rank of the group has failed, or where the deadline of
+// `patience` has passed; throws what `patience` throws, and what the work has failed with. Other backends do not hold up
+// a CPU thread here, or have no way to be asked: there it is the work's own wait.
+void finish(const Group& group, const c10::intrusive_ptr<c10d::Work>& work, Watch& watch, Patience& patience);
+
+}  // namespace ringspan::binding
