@@ -452,6 +452,11 @@ void Agreement::hand_over() {
   owner_.reset();
 }
 
+void Agreement::end_call() {
+  watch_->move_to({});
+  mailbox_->end_call();
+}
+
 void Agreement::close(const Failure& failure) {
   {
     const std::lock_guard lock(mutex_);

@@ -82,6 +82,8 @@ class Agreement : public std::enable_shared_from_this<Agreement> {
   int64_t calls() const;
   // Forwards of the group belong to the next thread that makes one.
   void hand_over();
+  // A call is over.
+  void end_call();
   // No call of the group is possible any more. The first of these counts.
   void close(const Failure& failure);
 

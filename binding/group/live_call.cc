@@ -118,6 +118,7 @@ void LiveCall::keep(std::vector<Work> works) {
 void LiveCall::end() {
   if (!agreement_) return;
   agreement_->record().end(entry_, "done");
+  agreement_->end_call();
   if (lock_) lock_.unlock();
 }
 

@@ -1,6 +1,7 @@
 #include "binding/group/mailbox.h"
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstring>
 #include <deque>
@@ -10,7 +11,9 @@
 #include <utility>
 
 #include <ATen/ATen.h>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include "binding/base/errors.h"
 #include "binding/watch/bounded_wait.h"
@@ -31,36 +34,54 @@ constexpr std::chrono::milliseconds kForever = std::chrono::hours(24 * 20);
 std::vector<uint8_t> bytes_of(const std::string& text) { return {text.begin(), text.end()}; }
 std::string text_of(const std::vector<uint8_t>& bytes) { return {bytes.begin(), bytes.end()}; }
 
-// Keys are "<prefix of the group><call>/<topic>/<rank>". Whatever stands under a key first counts: the text of its rank,
-// or one that says that nobody waits for it any more. A rank deletes its keys of older calls once it has read all
-// headers of a newer one: who has published call n will never read call n - 1 again.
+// A rank that needed longer than this, from the end of its last call until it has all headers, may have been given up
+// meanwhile. The shortest deadline is held against this and against how late a rank hears of another's progress.
+constexpr Clock::duration kPrompt = 250ms;
+constexpr std::chrono::milliseconds kShortDeadline = 2s;
+// With more peers one request for all of them is faster than one for each.
+constexpr size_t kFewPeers = 8;
+constexpr size_t kMostOwnKeys = 64;
+
+// Whether set() only sends, so that it cannot be stuck.
+bool sets_without_answer(c10d::Store* store) {
+  while (auto* prefixed = dynamic_cast<c10d::PrefixStore*>(store)) store = prefixed->getUnderlyingStore().get();
+  return dynamic_cast<c10d::TCPStore*>(store) != nullptr;
+}
+
+// Keys are "<prefix of the group><call>/<topic>/<rank>", and "v" in the place of the rank: the verdict on a call. Who
+// gives up writes it before he puts his text in the place of those that are missing, so that nobody who still waits does
+// so in vain; who has all texts, but so late that he may have been given up, writes there that it goes on. Whatever
+// stands there first counts for all. A rank deletes its keys of older calls once it has read all headers of a newer
+// one: who has published call n will never read call n - 1 again.
 class StoreMailbox final : public Mailbox {
  public:
   StoreMailbox(const Group& group, c10::intrusive_ptr<c10d::Store> store, Watch& watch)
       : watch_(watch), desk_(std::make_shared<Desk>()) {
     store->setTimeout(kForever);
+    if (sets_without_answer(store.get())) outbox_ = store->clone();
     desk_->store = std::move(store);
     desk_->rank = group.rank;
-    lane_ = std::make_unique<Lane>([left = c10::weak_intrusive_ptr<c10d::ProcessGroup>(group.process_group)] {
-      return left.expired() ? std::nullopt : std::optional<std::chrono::milliseconds>(1s);
-    });
+    lane_ =
+        std::make_unique<Lane>([desk = desk_, left = c10::weak_intrusive_ptr<c10d::ProcessGroup>(group.process_group)] {
+          if (left.expired()) return std::optional<std::chrono::milliseconds>();
+          desk->forget();
+          return std::optional<std::chrono::milliseconds>(1s);
+        });
   }
 
   std::vector<std::string> swap(const Group& group, const Letter& letter, Patience& patience,
                                 Awaited awaited) override {
     awaited.keys = keys_of(group, letter);
+    awaited.verdict = key_of(letter, "v");
     const auto wanted = std::make_shared<const Awaited>(std::move(awaited));
-    auto promise = std::make_shared<std::promise<std::vector<std::string>>>();
-    std::future<std::vector<std::string>> answer = promise->get_future();
-    lane_->ask([promise, wanted, letter, desk = desk_, prefix = watch_.prefix()] {
-      try {
-        promise->set_value(desk->swap(prefix.get(), *wanted, letter));
-      } catch (const std::exception&) {
-        promise->set_exception(std::current_exception());
-        return;
-      }
-      // Nobody waits for this.
-      if (letter.topic == Topic::kHeader) desk->forget_before(letter.number);
+    const auto prefix = watch_.prefix();
+    const bool is_sent = outbox_ && prefix.wait_for(0s) == std::future_status::ready;
+    if (is_sent) outbox_->set(prefix.get() + wanted->keys[group.rank], bytes_of(letter.text));
+    const bool is_doubtful = letter.topic == Topic::kHeader && patience.deadline() < kShortDeadline;
+    const Clock::time_point prompt = is_doubtful ? Clock::time_point() : last_.load() + kPrompt;
+    std::future<std::vector<std::string>> answer = lane_->ask([desk = desk_, wanted, letter, prefix, is_sent, prompt] {
+      if (!is_sent) desk->store->set(prefix.get() + wanted->keys[desk->rank], bytes_of(letter.text));
+      return desk->collect(prefix.get(), *wanted, letter, prompt);
     });
     const bool is_there = wait_for(answer, wanted, patience);
     // Before all have joined nobody can read that this rank gives up: it stands in its own place then.
@@ -74,12 +95,13 @@ class StoreMailbox final : public Mailbox {
     }
   }
 
+  void end_call() override { last_ = Clock::now(); }
+
   void leave(const Group& group, const Letter& letter) override {
-    auto left = watch_.leave(keys_of(group, letter)[group.rank], letter.text);
+    auto left = watch_.leave(key_of(letter, concat(group.rank)), letter.text);
     // Nothing is read here, so whether the others have come to the last call is asked: they may all refuse for ever.
-    const Letter last{letter.number - 1};
-    lane_->ask([desk = desk_, prefix = watch_.prefix(), letter, keys = keys_of(group, last)] {
-      desk->note(letter.number, prefix.get() + keys_of_rank(letter, desk->rank));
+    lane_->ask([desk = desk_, prefix = watch_.prefix(), letter, keys = keys_of(group, {letter.number - 1})] {
+      desk->note(letter.number, prefix.get() + key_of(letter, concat(desk->rank)));
       desk->forget_read(prefix.get(), keys, letter.number - 1);
     });
     left.wait_for(kAnswer);
@@ -93,41 +115,67 @@ class StoreMailbox final : public Mailbox {
     c10::intrusive_ptr<c10d::Store> store;
     int64_t rank = 0;
     std::deque<std::pair<int64_t, std::string>> own;  // calls and keys
+    int64_t num_read = 0;                             // the last call of which all headers were read
 
-    std::vector<std::string> swap(const std::string& prefix, const Awaited& wanted, const Letter& letter) {
-      const std::string key = prefix + wanted.keys[rank];
-      const std::string first = text_of(store->compareSet(key, {}, bytes_of(letter.text)));
-      note(letter.number, key);
-      if (first != letter.text) return std::vector<std::string>(wanted.keys.size(), first);
+    // All texts; `prompt`: until when they must be there so that nobody can have given up.
+    std::vector<std::string> collect(const std::string& prefix, const Awaited& wanted, const Letter& letter,
+                                     Clock::time_point prompt) {
+      note(letter.number, prefix + wanted.keys[rank]);
       std::vector<std::string> keys;
       for (size_t other = 0; other < wanted.keys.size(); ++other) {
         if (other != static_cast<size_t>(rank)) keys.push_back(prefix + wanted.keys[other]);
       }
-      std::vector<std::string> texts;
-      for (const auto& value : store->multiGet(keys)) texts.push_back(text_of(value));
+      std::vector<std::string> texts = read_now(keys);
+      if (texts.size() < keys.size()) {
+        texts.clear();
+        for (const auto& value : store->multiGet(keys)) texts.push_back(text_of(value));
+      }
       texts.insert(texts.begin() + rank, letter.text);
+      if (letter.topic != Topic::kHeader) return texts;
+      num_read = std::max(num_read, letter.number);
+      if (own.size() > kMostOwnKeys) forget();
+      if (Clock::now() < prompt) return texts;
+      const std::string verdict_key = prefix + wanted.verdict;
+      const std::string verdict = text_of(store->compareSet(verdict_key, {}, bytes_of(kGo)));
+      if (rank == 0) note(letter.number, verdict_key);
+      return verdict == kGo ? texts : std::vector<std::string>(texts.size(), verdict);
+    }
+
+    // Of a few keys, as far as they are there: a comparison with what nobody writes gives what stands there, or itself.
+    std::vector<std::string> read_now(const std::vector<std::string>& keys) {
+      std::vector<std::string> texts;
+      if (keys.size() > kFewPeers) return texts;
+      for (const std::string& key : keys) {
+        std::string text = text_of(store->compareSet(key, bytes_of(kNothing), bytes_of(kNothing)));
+        if (text == kNothing) break;
+        texts.push_back(std::move(text));
+      }
       return texts;
     }
 
     void note(int64_t number, const std::string& key) { own.emplace_back(number, key); }
 
-    void forget_before(int64_t number) {
-      for (; !own.empty() && own.front().first < number; own.pop_front()) store->deleteKey(own.front().second);
+    void forget() {
+      for (; !own.empty() && own.front().first < num_read; own.pop_front()) store->deleteKey(own.front().second);
     }
 
     void forget_read(const std::string& prefix, std::vector<std::string> keys, int64_t number) {
       if (own.empty() || own.front().first >= number) return;
       for (std::string& key : keys) key = prefix + key;
-      if (store->check(keys)) forget_before(number);
+      if (!store->check(keys)) return;
+      num_read = std::max(num_read, number);
+      forget();
     }
+
+    static constexpr const char *kGo = "go", *kNothing = "?";
   };
 
-  static std::string keys_of_rank(const Letter& letter, int64_t rank) {
-    return concat(letter.number, letter.topic == Topic::kHeader ? "/h/" : "/d/", rank);
+  static std::string key_of(const Letter& letter, const std::string& whose) {
+    return concat(letter.number, letter.topic == Topic::kHeader ? "/h/" : "/d/", whose);
   }
   static std::vector<std::string> keys_of(const Group& group, const Letter& letter) {
     std::vector<std::string> keys;
-    for (int64_t rank = 0; rank < group.size; ++rank) keys.push_back(keys_of_rank(letter, rank));
+    for (int64_t rank = 0; rank < group.size; ++rank) keys.push_back(key_of(letter, concat(rank)));
     return keys;
   }
 
@@ -155,8 +203,10 @@ class StoreMailbox final : public Mailbox {
   }
 
   Watch& watch_;
+  c10::intrusive_ptr<c10d::Store> outbox_;  // null where set() waits for an answer
   std::shared_ptr<Desk> desk_;
   std::unique_ptr<Lane> lane_;
+  std::atomic<Clock::time_point> last_ = Clock::now();  // the end of the last call
 };
 
 // A first frame of fixed size holds the length and the beginning of the text; where any text is longer, a second one
@@ -176,6 +226,7 @@ class CollectiveMailbox final : public Mailbox {
     swap(group, letter, patience, {});
   }
 
+  void end_call() override {}
   bool takes_long_texts() const override { return false; }
 
  private:

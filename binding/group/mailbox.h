@@ -41,6 +41,8 @@ class Mailbox {
                                         Awaited awaited) = 0;
   // Takes part in a swap without an interest in the others' texts.
   virtual void leave(const Group& group, const Letter& letter) = 0;
+  // A call has ended: until the next one nobody waits for this rank.
+  virtual void end_call() = 0;
   // Whether texts of any length cost one message.
   virtual bool takes_long_texts() const = 0;
 };

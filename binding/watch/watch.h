@@ -44,9 +44,11 @@ struct Position {
 };
 
 // The texts that a rank waits for, one of each rank under a key of the store. Where some will never come, a text in
-// their place tells it to everybody, their own rank among them: whatever stands there first counts.
+// their place tells it to everybody who waits. The same text as the verdict, where whatever stands first counts for all,
+// tells it to those who come late.
 struct Awaited {
   std::vector<std::string> keys{};  // by rank, after the prefix
+  std::string verdict{};            // key
   // What to put in the place of those that are missing: because a rank has failed, or because this one gives up.
   std::function<std::string(const Failure&)> text_of_failure;
   std::function<std::string(const std::vector<int64_t>& missing)> text_of_absence;
