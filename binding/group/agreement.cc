@@ -36,7 +36,7 @@ struct Header {
   CallKind kind = CallKind::kForward;
   int64_t forward_number = 0;
   uint64_t hash = 0;
-  uint64_t place = 0;  // of the program, where calls are debugged; 0 unknown
+  uint64_t place = 0, shared_content = 0;  // where calls are debugged; 0 unknown
   int64_t seed = 0;
   bool seed_is_drawn = false, needs_grad = false, is_debugged = false;
   RowReading bias_rows = RowReading::kNone, mask_rows = RowReading::kNone;
@@ -54,7 +54,9 @@ RowReading common(RowReading a, RowReading b) {
 
 bool agree_with(Header a, Header b) {
   if (a.seed_is_drawn && b.seed_is_drawn) a.seed = b.seed;
-  if (a.place == 0 || b.place == 0) a.place = b.place;
+  for (const auto known : {&Header::place, &Header::shared_content}) {
+    if (a.*known == 0 || b.*known == 0) a.*known = b.*known;
+  }
   for (const auto rows : {&Header::bias_rows, &Header::mask_rows}) {
     if (common(a.*rows, b.*rows) != RowReading::kNone) a.*rows = b.*rows;
   }
@@ -116,6 +118,10 @@ Fields all_fields(const Proposal& proposal) {
   Fields fields = proposal.describe();
   fields.push_back({"RINGSPAN_DEBUG", is_debugged() ? "1" : "0"});
   if (is_debugged() && !proposal.place.empty()) fields.push_back({"place of the call", proposal.place});
+  if (proposal.shared_content != 0) {
+    fields.push_back(
+        {"content of masks and biases with one row for all queries", concat("hash ", proposal.shared_content)});
+  }
   if (proposal.kind == CallKind::kOther) return fields;
   const bool backward = proposal.kind == CallKind::kBackward;
   fields.insert(fields.begin(),
@@ -304,6 +310,7 @@ std::vector<std::string> Agreement::swap_headers(const Group& group, int64_t num
                       .forward_number = proposal.forward_number,
                       .hash = proposal.hash,
                       .place = is_debugged() && !proposal.place.empty() ? hash_text(proposal.place) : 0,
+                      .shared_content = proposal.shared_content,
                       .seed = proposal.seed,
                       .seed_is_drawn = proposal.seed_is_drawn,
                       .needs_grad = proposal.needs_grad,
@@ -339,6 +346,7 @@ Agreed Agreement::agree(const Group& group, const Proposal& proposal) {
       const Header other = header_of(text);
       same = same && agree_with(other, shared);
       if (shared.place == 0) shared.place = other.place;
+      if (shared.shared_content == 0) shared.shared_content = other.shared_content;
       shared.bias_rows = common(shared.bias_rows, other.bias_rows);
       shared.mask_rows = common(shared.mask_rows, other.mask_rows);
     }

@@ -38,8 +38,6 @@ std::string text_of(const std::vector<uint8_t>& bytes) { return {bytes.begin(), 
 // meanwhile. The shortest deadline is held against this and against how late a rank hears of another's progress.
 constexpr Clock::duration kPrompt = 250ms;
 constexpr std::chrono::milliseconds kShortDeadline = 2s;
-// With more peers one request for all of them is faster than one for each.
-constexpr size_t kFewPeers = 8;
 constexpr size_t kMostOwnKeys = 64;
 
 // Whether set() only sends, so that it cannot be stuck.
@@ -125,9 +123,9 @@ class StoreMailbox final : public Mailbox {
       for (size_t other = 0; other < wanted.keys.size(); ++other) {
         if (other != static_cast<size_t>(rank)) keys.push_back(prefix + wanted.keys[other]);
       }
-      std::vector<std::string> texts = read_now(keys);
-      if (texts.size() < keys.size()) {
-        texts.clear();
+      std::vector<std::string> texts;
+      if (keys.size() == 1) texts = read_now(keys[0]);
+      if (texts.empty()) {
         for (const auto& value : store->multiGet(keys)) texts.push_back(text_of(value));
       }
       texts.insert(texts.begin() + rank, letter.text);
@@ -141,16 +139,12 @@ class StoreMailbox final : public Mailbox {
       return verdict == kGo ? texts : std::vector<std::string>(texts.size(), verdict);
     }
 
-    // Of a few keys, as far as they are there: a comparison with what nobody writes gives what stands there, or itself.
-    std::vector<std::string> read_now(const std::vector<std::string>& keys) {
-      std::vector<std::string> texts;
-      if (keys.size() > kFewPeers) return texts;
-      for (const std::string& key : keys) {
-        std::string text = text_of(store->compareSet(key, bytes_of(kNothing), bytes_of(kNothing)));
-        if (text == kNothing) break;
-        texts.push_back(std::move(text));
-      }
-      return texts;
+    // In one round trip, where it is there: a comparison with what nobody writes gives what stands there, or itself. The
+    // server of TCPStore then wakes those that wait for the key, so there must be no other rank that does.
+    std::vector<std::string> read_now(const std::string& key) {
+      std::string text = text_of(store->compareSet(key, bytes_of(kNothing), bytes_of(kNothing)));
+      if (text == kNothing) return {};
+      return {std::move(text)};
     }
 
     void note(int64_t number, const std::string& key) { own.emplace_back(number, key); }

@@ -1,5 +1,9 @@
 #include "binding/op/agreed_call.h"
 
+#include <string_view>
+
+#include "binding/base/content_hash.h"
+#include "binding/group/debug.h"
 #include "binding/op/step_backend.h"
 
 namespace ringspan::binding {
@@ -18,6 +22,19 @@ std::vector<std::string> names_of_given(const CallArguments& arguments, std::vec
     if (pairs.inputs.numbers.*info.value != 0) names.emplace_back(info.name);
   }
   return names;
+}
+
+// Of masks and biases that have one row for all queries, which must be the same on every rank; 0 where there are none. A
+// rank with a single row cannot tell and has no say.
+uint64_t hash_of_shared(const CallArguments& arguments, int64_t q_rows) {
+  uint64_t hash = 0;
+  for (const auto* tensor : {&arguments.pairs.bias, &arguments.pairs.mask}) {
+    if (!*tensor || arguments.pairs.mask_by_grid || reading_of(**tensor, q_rows) != RowReading::kShared) continue;
+    const at::Tensor bytes = (*tensor)->detach().cpu().contiguous();
+    const std::string_view content(static_cast<const char*>(bytes.const_data_ptr()), bytes.nbytes());
+    hash = mix(hash ^ hash_text(content));
+  }
+  return hash;
 }
 
 Fields describe(const Call& call, const CallArguments& arguments) {
@@ -62,16 +79,18 @@ void make_agreed(PreparedCall& prepared, const CallArguments& arguments, CallKin
   }
   Signature signature(Signature::Form::kHash);
   sign(call, arguments, signature);
-  const Proposal proposal{.kind = kind,
-                          .forward_number = forward_number,
-                          .needs_grad = arguments.needs_grad,
-                          .hash = signature.hash(),
-                          .place = arguments.place,
-                          .bias_rows = call.bias_rows,
-                          .mask_rows = call.mask_rows,
-                          .seed = pairs.seed,
-                          .seed_is_drawn = pairs.seed_is_drawn,
-                          .describe = [&] { return describe(call, arguments); }};
+  const Proposal proposal{
+      .kind = kind,
+      .forward_number = forward_number,
+      .needs_grad = arguments.needs_grad,
+      .hash = signature.hash(),
+      .place = arguments.place,
+      .shared_content = is_debugged() ? hash_of_shared(arguments, call.plan->q_rows[call.group.rank]) : 0,
+      .bias_rows = call.bias_rows,
+      .mask_rows = call.mask_rows,
+      .seed = pairs.seed,
+      .seed_is_drawn = pairs.seed_is_drawn,
+      .describe = [&] { return describe(call, arguments); }};
   Agreed agreed = Agreement::of(call.group)->agree(call.group, proposal);
   prepared.live = std::move(agreed.call);
   prepared.operands.seed = agreed.seed;

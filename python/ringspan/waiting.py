@@ -17,9 +17,9 @@ _LOG = logging.getLogger("ringspan")
 def set_deadline(seconds: float | None) -> None:
     """Bounds every wait for peers of this process, in all groups. None: each group's own timeout again.
 
-    A rank that sees no sign of progress of its peers for that long raises `PeerError`. After 30 s, then every 5 minutes,
-    a warning of the logger "ringspan" names whom it waits for. RINGSPAN_DEADLINE (seconds) says the same from outside;
-    what is set here goes before it.
+    A rank that sees no sign of progress of its peers for that long raises `PeerError`. After 30 s, then every 5
+    minutes, a warning of the logger "ringspan" names whom it waits for. RINGSPAN_DEADLINE (seconds) says the same from
+    outside; what is set here goes before it.
 
     Raises ValueError for what is no length of time. A deadline longer than the timeout of a group, which PyTorch keeps
     in any case, is refused by the next call in it: ValueError with both values, on every rank.
