@@ -97,6 +97,7 @@ class Rank:
         self.store: Any = None
         self.groups: dict[str, dist.ProcessGroup] = {}
         self.steps: list[Step] = []
+        self.pending: Step | None = None  # whose backward comes next
 
     def join(self, join: Join) -> None:
         """The world group, which commands call "world"."""
@@ -117,6 +118,7 @@ class Rank:
         self.groups[name] = dist.new_group(ranks)
 
     def forward(self, case: Case, group: str = "world") -> None:
+        self.pending = None
         pg = self.groups[group]
         rank, world = dist.get_rank(pg), dist.get_world_size(pg)
         q, k, v, dout, _ = local_inputs(case, rank, world)
@@ -130,12 +132,15 @@ class Rank:
             exchange=case.exchange,
             schedule=case.schedule,
         )
-        self.steps.append(Step(case, pg, leaves, to_layout(dout, case.layout), out))
+        self.pending = Step(case, pg, leaves, to_layout(dout, case.layout), out)
+        self.steps.append(self.pending)
 
-    def backward(self) -> None:
-        """Of the last forward that returned."""
-        step = self.steps[-1]
-        step.grads = list(torch.autograd.grad(step.out, step.leaves, step.dout))
+    def backward(self) -> bool:
+        """Of the last forward; False where that has not returned."""
+        step, self.pending = self.pending, None
+        if step is not None:
+            step.grads = list(torch.autograd.grad(step.out, step.leaves, step.dout))
+        return step is not None
 
     def step(self, case: Case, group: str = "world") -> None:
         """Forward and backward."""

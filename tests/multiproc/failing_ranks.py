@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import signal
 import tempfile
 import time
@@ -180,10 +179,3 @@ def _state_of(pid: int) -> str:
         return ""
     return stat[stat.rindex(")") + 2]
 
-
-def named_ranks(message: str, own: int) -> set[int]:
-    """The ranks that a message names, but for the one that says it."""
-    found: set[int] = set()
-    for numbers in re.findall(r"\branks? (\d+(?:(?:, | and )\d+)*)", message):
-        found |= {int(number) for number in re.findall(r"\d+", numbers)}
-    return found - {own}
