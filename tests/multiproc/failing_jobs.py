@@ -10,6 +10,7 @@ import ctypes
 import datetime
 import os
 import signal
+import threading
 import time
 import traceback
 from dataclasses import dataclass, field
@@ -147,6 +148,38 @@ class Rank:
         self.forward(case, group)
         self.backward()
 
+    def attend_in_threads(
+        self, cases: list[Case], world: int, deadline_s: float, absent: int | None
+    ) -> tuple[dict[str, float], list[Told | None]]:
+        """One step of each case by ranks that are threads, over a HashStore; `absent` comes to the first one only.
+
+        The errors, and how the last call of each rank ended if it raised.
+        """
+        os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+        os.environ["RINGSPAN_DEADLINE"] = str(deadline_s)
+        store = dist.HashStore()
+        told: list[Told | None] = [None] * world
+        members = [Rank(rank) for rank in range(world)]
+
+        def attend(rank: int) -> None:
+            members[rank].groups["world"] = _group_of_thread(store, rank, world)
+            for case in cases if rank != absent else cases[:1]:
+                began = time.monotonic()
+                try:
+                    members[rank].step(case)
+                except Exception as error:
+                    told[rank] = Told("step", began, time.monotonic(), type(error).__name__, str(error))
+
+        threads = [threading.Thread(target=attend, args=(rank,)) for rank in range(world)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        errors: dict[str, float] = {}
+        for member in members:
+            errors = {name: max(error, errors.get(name, 0.0)) for name, error in member.check().items()}
+        return errors, told
+
     def check(self) -> dict[str, float]:
         """The largest error of each result, over everything that any call has returned."""
         worst: dict[str, float] = {}
@@ -181,6 +214,19 @@ class Rank:
     def leave(self) -> None:
         dist.destroy_process_group()
         self.groups.clear()
+
+
+def _group_of_thread(store: dist.Store, rank: int, world: int) -> dist.ProcessGroup:
+    """The group as one of several ranks of a process sees it, under a name of its own: names are of the process."""
+    timeout = datetime.timedelta(seconds=30)
+    group = dist.ProcessGroup(store, rank, world)
+    backend = dist.ProcessGroupGloo(store, rank, world, timeout)
+    group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, backend)
+    group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
+    name = f"{id(store)}/{rank}"
+    group._set_group_name(name)
+    torch._C._distributed_c10d._register_process_group(name, group)
+    return group
 
 
 def serve(pipe: Any, rank: int, log: str) -> None:
