@@ -47,17 +47,15 @@ bool sets_without_answer(c10d::Store* store) {
 }
 
 // Keys are "<prefix of the group><call>/<topic>/<rank>", and "v" in the place of the rank: the verdict on a call. Who
-// gives up writes it before he puts his text in the place of those that are missing, so that nobody who still waits does
-// so in vain; who has all texts, but so late that he may have been given up, writes there that it goes on. Whatever
+// gives up writes it before he puts his text in the place of those that are missing, so that nobody waits in vain;
+// who has all texts, but so late that he may have been given up, writes there that it goes on. Whatever
 // stands there first counts for all. A rank deletes its keys of older calls once it has read all headers of a newer
 // one: who has published call n will never read call n - 1 again.
 class StoreMailbox final : public Mailbox {
  public:
   StoreMailbox(const Group& group, c10::intrusive_ptr<c10d::Store> store, Watch& watch)
       : watch_(watch), desk_(std::make_shared<Desk>()) {
-    store->setTimeout(kForever);
-    if (sets_without_answer(store.get())) outbox_ = store->clone();
-    desk_->store = std::move(store);
+    desk_->shared = std::move(store);
     desk_->rank = group.rank;
     lane_ =
         std::make_unique<Lane>([desk = desk_, left = c10::weak_intrusive_ptr<c10d::ProcessGroup>(group.process_group)] {
@@ -73,11 +71,12 @@ class StoreMailbox final : public Mailbox {
     awaited.verdict = key_of(letter, "v");
     const auto wanted = std::make_shared<const Awaited>(std::move(awaited));
     const auto prefix = watch_.prefix();
-    const bool is_sent = outbox_ && prefix.wait_for(0s) == std::future_status::ready;
-    if (is_sent) outbox_->set(prefix.get() + wanted->keys[group.rank], bytes_of(letter.text));
+    const bool is_sent = desk_->has_outbox && prefix.wait_for(0s) == std::future_status::ready;
+    if (is_sent) desk_->outbox->set(prefix.get() + wanted->keys[group.rank], bytes_of(letter.text));
     const bool is_doubtful = letter.topic == Topic::kHeader && patience.deadline() < kShortDeadline;
     const Clock::time_point prompt = is_doubtful ? Clock::time_point() : last_.load() + kPrompt;
     std::future<std::vector<std::string>> answer = lane_->ask([desk = desk_, wanted, letter, prefix, is_sent, prompt] {
+      desk->connect();
       if (!is_sent) desk->store->set(prefix.get() + wanted->keys[desk->rank], bytes_of(letter.text));
       return desk->collect(prefix.get(), *wanted, letter, prompt);
     });
@@ -99,6 +98,7 @@ class StoreMailbox final : public Mailbox {
     auto left = watch_.leave(key_of(letter, concat(group.rank)), letter.text);
     // Nothing is read here, so whether the others have come to the last call is asked: they may all refuse for ever.
     lane_->ask([desk = desk_, prefix = watch_.prefix(), letter, keys = keys_of(group, {letter.number - 1})] {
+      desk->connect();
       desk->note(letter.number, prefix.get() + key_of(letter, concat(desk->rank)));
       desk->forget_read(prefix.get(), keys, letter.number - 1);
     });
@@ -110,10 +110,23 @@ class StoreMailbox final : public Mailbox {
  private:
   // What the lane works on, which may outlive the mailbox.
   struct Desk {
-    c10::intrusive_ptr<c10d::Store> store;
+    c10::intrusive_ptr<c10d::Store> shared;         // the group's, until there are connections
+    c10::intrusive_ptr<c10d::Store> store, outbox;  // the second null where set() waits for an answer
+    std::atomic<bool> has_outbox = false;           // from then on it is the caller's
     int64_t rank = 0;
     std::deque<std::pair<int64_t, std::string>> own;  // calls and keys
     int64_t num_read = 0;                             // the last call of which all headers were read
+
+    // On the lane, because it may take as long as anything that is asked of the store.
+    void connect() {
+      const auto group_store = std::exchange(shared, nullptr);
+      if (!group_store) return;
+      store = group_store->clone();
+      store->setTimeout(kForever);
+      if (!sets_without_answer(store.get())) return;
+      outbox = group_store->clone();
+      has_outbox = true;
+    }
 
     // All texts; `prompt`: until when they must be there so that nobody can have given up.
     std::vector<std::string> collect(const std::string& prefix, const Awaited& wanted, const Letter& letter,
@@ -139,8 +152,8 @@ class StoreMailbox final : public Mailbox {
       return verdict == kGo ? texts : std::vector<std::string>(texts.size(), verdict);
     }
 
-    // In one round trip, where it is there: a comparison with what nobody writes gives what stands there, or itself. The
-    // server of TCPStore then wakes those that wait for the key, so there must be no other rank that does.
+    // In one round trip, where it is there: a comparison with what nobody writes gives what stands there, or itself.
+    // The server of TCPStore then wakes those that wait for the key, so there must be no other rank that does.
     std::vector<std::string> read_now(const std::string& key) {
       std::string text = text_of(store->compareSet(key, bytes_of(kNothing), bytes_of(kNothing)));
       if (text == kNothing) return {};
@@ -197,7 +210,6 @@ class StoreMailbox final : public Mailbox {
   }
 
   Watch& watch_;
-  c10::intrusive_ptr<c10d::Store> outbox_;  // null where set() waits for an answer
   std::shared_ptr<Desk> desk_;
   std::unique_ptr<Lane> lane_;
   std::atomic<Clock::time_point> last_ = Clock::now();  // the end of the last call
@@ -288,16 +300,13 @@ bool has_store(const Group& group) {
 
 }  // namespace
 
-c10::intrusive_ptr<c10d::Store> connect_store(const Group& group) {
-  if (!has_store(group)) return nullptr;
-  auto store = group.process_group->getStore();
-  // A connection of its own: what waits on it holds up no other user of the store.
-  return store ? store->clone() : nullptr;
+c10::intrusive_ptr<c10d::Store> store_of(const Group& group) {
+  return has_store(group) ? group.process_group->getStore() : nullptr;
 }
 
 std::unique_ptr<Mailbox> make_mailbox(const Group& group, Watch& watch) {
   if (group.size <= kMaxStoreRanks) {
-    if (auto store = connect_store(group)) return std::make_unique<StoreMailbox>(group, std::move(store), watch);
+    if (auto store = store_of(group)) return std::make_unique<StoreMailbox>(group, std::move(store), watch);
   }
   return std::make_unique<CollectiveMailbox>(watch);
 }

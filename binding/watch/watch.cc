@@ -71,7 +71,7 @@ struct Watch::State {
         group(group.process_group),
         has_store(store_or_null != nullptr),
         peers(group),
-        store(std::move(store_or_null)),
+        shared(std::move(store_or_null)),
         entry{.number = draw_number(), .process = Process::current()},
         read(static_cast<size_t>(group.size), 0),
         is_mutual(static_cast<size_t>(group.size), false),
@@ -88,7 +88,8 @@ struct Watch::State {
   Peers peers;
 
   // Of the lane alone.
-  c10::intrusive_ptr<c10d::Store> store;  // null once it has failed
+  c10::intrusive_ptr<c10d::Store> shared;  // the group's, until there is a connection
+  c10::intrusive_ptr<c10d::Store> store;   // null before, and once it has failed
   Entry entry;
   std::vector<uint64_t> read;
   bool is_published = false;
@@ -144,6 +145,8 @@ std::optional<Milliseconds> Watch::State::tick() {
   if (group.expired()) return std::nullopt;
   try {
     call_off_receive();
+    // Here, because it may take as long as anything that is asked of the store.
+    if (const auto group_store = std::exchange(shared, nullptr)) store = group_store->clone();
     if (store && !has_joined()) join();
     if (store && has_joined()) {
       tell_position();

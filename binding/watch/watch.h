@@ -44,8 +44,8 @@ struct Position {
 };
 
 // The texts that a rank waits for, one of each rank under a key of the store. Where some will never come, a text in
-// their place tells it to everybody who waits. The same text as the verdict, where whatever stands first counts for all,
-// tells it to those who come late.
+// their place tells it to everybody who waits. The same text as the verdict, where whatever stands first counts for
+// all, tells it to those who come late.
 struct Awaited {
   std::vector<std::string> keys{};  // by rank, after the prefix
   std::string verdict{};            // key
@@ -56,7 +56,7 @@ struct Awaited {
 
 class Watch {
  public:
-  // `store`: a connection of its own; null where the group has none.
+  // `store`: the group's, to which this makes a connection of its own; null where it has none.
   Watch(const Group& group, c10::intrusive_ptr<c10d::Store> store);
   ~Watch();
 
