@@ -6,6 +6,7 @@ message that comes late and is written into memory of a result is found too.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import datetime
 import os
@@ -78,6 +79,16 @@ def enter_namespace(path: str) -> None:
     os.close(descriptor)
 
 
+def look_up_hosts_in_files() -> None:
+    """Has this process ask no name server, where the C library is GNU's.
+
+    A TCPStore looks up the name of whoever connects, and serves nobody meanwhile: with a name server that does not
+    answer, that is 5 s and more for which the store seems lost.
+    """
+    with contextlib.suppress(AttributeError):
+        ctypes.CDLL(None).__nss_configure_lookup(b"hosts", b"files")
+
+
 @dataclass
 class Step:
     """One forward, and its backward if that was run."""
@@ -121,7 +132,7 @@ class Rank:
     def forward(self, case: Case, group: str = "world") -> None:
         self.pending = None
         pg = self.groups[group]
-        rank, world = dist.get_rank(pg), dist.get_world_size(pg)
+        rank, world = pg.rank(), pg.size()
         q, k, v, dout, _ = local_inputs(case, rank, world)
         leaves = [to_layout(x, case.layout).requires_grad_() for x in (q, k, v)]
         out = rs.attention(
@@ -184,9 +195,8 @@ class Rank:
         """The largest error of each result, over everything that any call has returned."""
         worst: dict[str, float] = {}
         for step in self.steps:
-            rank, world = dist.get_rank(step.group), dist.get_world_size(step.group)
-            expected = expect(step.case, world)
-            positions = positions_of(step.case, rank, world)[0]
+            expected = expect(step.case, step.group.size())
+            positions = positions_of(step.case, step.group.rank(), step.group.size())[0]
             results = dict(zip(("dq", "dk", "dv"), step.grads, strict=False)) | {"out": step.out.detach()}
             for name, got in results.items():
                 right = getattr(expected, name)
@@ -214,6 +224,17 @@ class Rank:
     def leave(self) -> None:
         dist.destroy_process_group()
         self.groups.clear()
+
+    def forget_addresses(self) -> int:
+        """Removes from a TCPStore what gloo's rendezvous left of the group "0"; how many keys that were.
+
+        gloo takes the addresses of an earlier group for those of the next: making one again on a store needs this, with
+        and without this library.
+        """
+        keys = [key for key in self.store.list_keys() if key.startswith("0//cpu//")]
+        for key in keys:
+            self.store.delete_key(key)
+        return len(keys)
 
 
 def _group_of_thread(store: dist.Store, rank: int, world: int) -> dist.ProcessGroup:
@@ -255,6 +276,7 @@ def serve_store(pipe: Any, use_libuv: bool, host: str, namespace: str | None) ->
     """A process that holds the store of a group and nothing else. It tells the port, and lives until the pipe ends."""
     if namespace is not None:
         enter_namespace(namespace)
+    look_up_hosts_in_files()
     store = dist.TCPStore(host, 0, is_master=True, wait_for_workers=False, use_libuv=use_libuv)
     pipe.send(store.port)
     try:

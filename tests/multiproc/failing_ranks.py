@@ -161,14 +161,15 @@ class Ranks:
 
     def words(self) -> str:
         """The last words of every process, for a message."""
-        return "\n".join(f"rank {rank} wrote: {self._log_text(rank)[-1500:]}" for rank in range(self.world))
+        return "\n".join(f"rank {rank} wrote: {self._log_text(rank)[-1000:]}" for rank in range(self.world))
 
     def _log(self, rank: int) -> Path:
         return Path(self._folder.name) / f"log-{rank}"
 
     def _log_text(self, rank: int) -> str:
         path = self._log(rank)
-        return path.read_text(errors="replace") if path.exists() else ""
+        lines = path.read_text(errors="replace").splitlines() if path.exists() else []
+        return "\n".join(line for line in lines if not line.startswith("frame #"))
 
 
 def _state_of(pid: int) -> str:

@@ -191,23 +191,24 @@ def test_threads_are_ranks_over_a_hash_store():
                 assert told[0].took <= DEADLINE_S + MARGIN_S
 
 
-@pytest.mark.parametrize("kind", ["tcp", "file"])
-@pytest.mark.parametrize("callers", [[], [0], [0, 2]])
-def test_a_group_that_is_made_again_on_its_store(kind, callers, tmp_path):
-    """Ranks that had called in the first group, and such that had not, are together in the second."""
+@pytest.mark.parametrize("callers", [[], [0], [0, 2], [0, 1, 2]], ids=str)
+def test_a_group_that_is_made_again_on_its_store(callers):
+    """Ranks that had called in the first group, and such that had not, are together in the next ones."""
     with hosted() as (host, ranks):
-        join = Join(store_of_kind(kind, host, str(tmp_path / "store")), 3, TIMEOUT_S, DEADLINE_S)
-        ranks.join(join)
-        for rank in callers:
-            ranks.tell(rank, "forward", case=case_of(0))
-        assert ranks.wait(within_s=20), ranks.words()
-        assert all(ranks.last(rank).kind == PEER_ERROR for rank in callers)
-        ranks.do("leave")
-        ranks.join(join)
-        ranks.do("step", case=case_of(1))
-        ranks.do("leave")
-        ranks.join(join)
-        ranks.do("step", case=case_of(2))
+        join = Join(host.store, 3, TIMEOUT_S, DEADLINE_S)
+        for number in range(3):
+            ranks.join(join)
+            if number > 0:
+                callers = [0, 1, 2]
+            for rank in callers:
+                ranks.tell(rank, "step", case=case_of(number))
+            assert ranks.wait(within_s=20), ranks.words()
+            kinds = {ranks.last(rank).kind for rank in callers}
+            assert kinds <= {None if len(callers) == 3 else PEER_ERROR}, ranks.words()
+            ranks.do("leave")
+            ranks.tell(0, "forget_addresses")
+            assert ranks.wait(), ranks.words()
+            assert ranks.last(0).value > 0
         assert_right(ranks)
 
 
