@@ -70,7 +70,8 @@ class StoreMailbox final : public Mailbox {
         lane_->ask([desk = desk_, wanted, letter, joined = watch_.joined(), is_sent, prompt] {
           const std::lock_guard lock(desk->door);
           desk->connect(joined.get());
-          if (!is_sent) desk->send(wanted->keys[desk->rank], letter.text);
+          const std::string own = is_sent ? letter.text : desk->put(wanted->keys[desk->rank], letter);
+          if (own != letter.text) return std::vector<std::string>(wanted->keys.size(), own);
           return desk->collect(*wanted, letter, prompt);
         });
     const bool is_there = wait_for(answer, wanted, patience);
@@ -118,13 +119,19 @@ class StoreMailbox final : public Mailbox {
       store->setTimeout(kForever);
     }
 
-    void send(const std::string& key, const std::string& text) { store->set(prefix + key, bytes_of(text)); }
+    // What stands under the own key then: not the letter where this rank has given up before all had joined, or was
+    // given up.
+    std::string put(const std::string& key, const Letter& letter) {
+      std::string standing = text_of(store->compareSet(prefix + key, {}, bytes_of(letter.text)));
+      if (standing != letter.text) note(letter.number, key);
+      return standing;
+    }
 
     // By the thread that calls, where that cannot be stuck: it saves waking the lane's first.
     bool send_now(const std::string& key, const std::string& text) {
       const std::unique_lock lock(door, std::try_to_lock);
       if (!lock || !store || !sets_without_answer(store)) return false;
-      send(key, text);
+      store->set(prefix + key, bytes_of(text));
       return true;
     }
 
@@ -196,14 +203,12 @@ class StoreMailbox final : public Mailbox {
       try {
         is_over = patience.is_over();
       } catch (...) {
-        watch_.give_up(wanted);
-        answer.wait_for(kAnswer);
+        if (watch_.give_up(wanted)) answer.wait_for(kAnswer);
         throw;
       }
       if (!is_over) continue;
-      watch_.give_up(wanted);
+      if (!watch_.give_up(wanted)) return false;
       if (answer.wait_for(kAnswer) == std::future_status::ready) return true;
-      if (!watch_.not_joined().empty()) return false;
       throw LostTexts("the group's store does not answer");
     }
     return true;
