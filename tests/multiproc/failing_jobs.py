@@ -17,11 +17,11 @@ import traceback
 from dataclasses import dataclass, field
 from typing import Any
 
+import oracle
 import torch
 import torch.distributed as dist
 from cases import Case, expect, local_inputs, map_of, mask_of, positions_of, to_layout
 
-import oracle
 import ringspan as rs
 
 _CLONE_NEWNET = 0x40000000
@@ -251,7 +251,7 @@ def _group_of_thread(store: dist.Store, rank: int, world: int) -> dist.ProcessGr
 
 
 def serve(pipe: Any, rank: int, log: str) -> None:
-    """A rank's life: commands are (name, arguments), each is answered by a `Told`, and the end of the pipe is its end."""
+    """A rank's life: commands are (name, arguments), each is answered by a `Told`; it ends with the pipe."""
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
@@ -284,4 +284,3 @@ def serve_store(pipe: Any, use_libuv: bool, host: str, namespace: str | None) ->
     except EOFError:
         # No destructor that waits: the program that held it is at its end.
         os.kill(os.getpid(), signal.SIGKILL)
-

@@ -179,4 +179,3 @@ def _state_of(pid: int) -> str:
     except OSError:
         return ""
     return stat[stat.rindex(")") + 2]
-

@@ -1,7 +1,7 @@
 """One failure of one rank, and how the others took it: what tests of failing ranks run and judge.
 
-    clean step | trap set | forward | backward | next forward | check against the oracle
-                            '------ the victim fails in here -'
+clean step | trap set | forward | backward | next forward | check against the oracle
+                        '------ the victim fails in here -'
 """
 
 from __future__ import annotations
@@ -70,7 +70,9 @@ class Trial:
 
     def case(self, number: int) -> Case:
         """The trial's calls differ in their data, so that a result of another call is a wrong one."""
-        return Case(("causal",), ("head_tail",), seq_len=48, schedule=self.schedule, exchange=self.exchange, seed=number)
+        return Case(
+            ("causal",), ("head_tail",), seq_len=48, schedule=self.schedule, exchange=self.exchange, seed=number
+        )
 
 
 @dataclass(frozen=True)
@@ -261,12 +263,13 @@ class Tally:
 
     outcomes: list[Outcome] = field(default_factory=list)
 
-    def run(self, trials: list[Trial]) -> None:
+    def run(self, trials: list[Trial]) -> list[Outcome]:
         """Plays trials, some at a time where they mostly wait, and asserts what must hold in each."""
         outcomes = list(play(trials))
         self.outcomes += outcomes
         faults = [f"{one.trial}\n    " + "\n    ".join(one.faults) for one in outcomes if one.faults]
         assert not faults, f"{len(faults)} of {len(trials)} trials have faults\n" + "\n".join(faults[:8])
+        return outcomes
 
     def of(self, *whats: str) -> Tally:
         """The part of these failures."""

@@ -1,7 +1,7 @@
 """Two ranks with a network between them that is slow, loses packets, or is cut.
 
-A cut tells nobody: only the deadline can. Needs root and /dev/net/tun; where these are missing the tests are skipped, and
-fail under `make check` (RINGSPAN_CI). By default a spread; RINGSPAN_FAILURES plays every schedule and exchange.
+A cut tells nobody: only the deadline can. Needs root and /dev/net/tun; where these are missing the tests are skipped,
+and fail under `make check` (RINGSPAN_CI). By default a spread; RINGSPAN_FAILURES plays every schedule and exchange.
 """
 
 from __future__ import annotations

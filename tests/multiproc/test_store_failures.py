@@ -44,7 +44,8 @@ def assert_right(ranks: Ranks, among: list[int] | None = None) -> None:
     assert ranks.wait(chosen), ranks.words()
     for rank in chosen:
         told = ranks.last(rank)
-        assert told is not None and told.kind is None, f"rank {rank}: {told}"
+        assert told is not None, f"rank {rank} has ended\n{ranks.words()}"
+        assert told.kind is None, f"rank {rank}: {told}"
         assert told.value, f"rank {rank} returned nothing"
         wrong = {name: error for name, error in told.value.items() if not error <= judge.limit_of(name, "float32")}
         assert not wrong, f"rank {rank}: {wrong}"
@@ -186,7 +187,8 @@ def test_threads_are_ranks_over_a_hash_store():
                 assert errors.keys() >= {"out", "dq", "dk", "dv"}
                 assert told == [None, None]
             else:
-                assert told[0] is not None and told[0].kind == PEER_ERROR
+                assert told[0] is not None
+                assert told[0].kind == PEER_ERROR
                 assert blamed(told[0].message) == {1}
                 assert told[0].took <= DEADLINE_S + MARGIN_S
 

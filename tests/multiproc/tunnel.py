@@ -3,9 +3,8 @@
     namespace 0                       a process of its own                     namespace 1
     10.77.0.1  ==TUN device==>  read, lose, hold for the delay, write  ==TUN device==>  10.77.0.2
 
-Both namespaces live as long as the process that holds their devices, and have no names that could be left behind. What a
-process sends to the other address goes through the link; ranks enter a namespace by its file (failing_jobs.Join).
-Needs root and /dev/net/tun.
+Both namespaces live as long as the process that holds their devices, and have no names that could be left behind. Ranks
+enter a namespace by its file (failing_jobs.Join). Needs root and /dev/net/tun.
 """
 
 from __future__ import annotations
