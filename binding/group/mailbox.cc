@@ -78,7 +78,8 @@ class StoreMailbox final : public Mailbox {
     const bool is_doubtful = letter.topic == Topic::kHeader && patience.deadline() < kShortDeadline;
     const Clock::time_point prompt = is_doubtful ? Clock::time_point() : last_.load() + kPrompt;
     std::future<std::vector<std::string>> answer = lane_->ask([desk = desk_, wanted, letter, prefix, is_sent, prompt] {
-      if (!is_sent) desk->store->set(prefix.get() + wanted->keys[desk->rank], bytes_of(letter.text));
+      const std::string own = is_sent ? letter.text : desk->put(prefix.get() + wanted->keys[desk->rank], letter);
+      if (own != letter.text) return std::vector<std::string>(wanted->keys.size(), own);
       return desk->collect(prefix.get(), *wanted, letter, prompt);
     });
     const bool is_there = wait_for(answer, wanted, patience);
@@ -114,6 +115,14 @@ class StoreMailbox final : public Mailbox {
     int64_t rank = 0;
     std::deque<std::pair<int64_t, std::string>> own;  // calls and keys
     int64_t num_read = 0;                             // the last call of which all headers were read
+
+    // What stands under the own key then: not the letter where this rank has given up before all had joined, or was
+    // given up.
+    std::string put(const std::string& key, const Letter& letter) {
+      const std::string standing = text_of(store->compareSet(key, {}, bytes_of(letter.text)));
+      if (standing != letter.text) note(letter.number, key);
+      return standing;
+    }
 
     // All texts; `prompt`: until when they must be there so that nobody can have given up.
     std::vector<std::string> collect(const std::string& prefix, const Awaited& wanted, const Letter& letter,
@@ -183,14 +192,12 @@ class StoreMailbox final : public Mailbox {
       try {
         is_over = patience.is_over();
       } catch (...) {
-        watch_.give_up(wanted);
-        answer.wait_for(kAnswer);
+        if (watch_.give_up(wanted)) answer.wait_for(kAnswer);
         throw;
       }
       if (!is_over) continue;
-      watch_.give_up(wanted);
+      if (!watch_.give_up(wanted)) return false;
       if (answer.wait_for(kAnswer) == std::future_status::ready) return true;
-      if (!watch_.not_joined().empty()) return false;
       throw LostTexts("the group's store does not answer");
     }
     return true;

@@ -45,7 +45,9 @@ template <class Post>
 Tensor run(const Tensor& tensor, const Collective& collective, Post&& post) {
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   const Group group = find_group(collective.group_name, tensor.device().type());
-  const std::unique_ptr<LiveCall> live = agree_on(group, collective);
+  // Backward enters by no public function that tells the peers.
+  const auto agree = [&] { return agree_on(group, collective); };
+  const std::unique_ptr<LiveCall> live = tell_peers(group, /*assume_agreed=*/false, agree);
   return live->run([&] {
     live->reach({.step = 0});
     auto [work, result] = post(group);

@@ -386,17 +386,16 @@ Failure Watch::report(const Failure& failure, Milliseconds patience) {
   return answer.wait_for(patience) == std::future_status::ready ? answer.get() : failure;
 }
 
-void Watch::give_up(const std::shared_ptr<const Awaited>& awaited) {
+bool Watch::give_up(const std::shared_ptr<const Awaited>& awaited) {
   {
     const std::lock_guard lock(state_->mutex);
     if (state_->prefix.empty()) {
-      // Nobody can read it yet; those who join later will.
       std::vector<int64_t> absent;
       for (int64_t other = 0; other < state_->size; ++other) {
         if (!state_->is_mutual[other]) absent.push_back(other);
       }
       state_->to_leave.emplace_back(awaited->keys[state_->rank], awaited->text_of_absence(absent));
-      return;
+      return false;
     }
   }
   lane_->ask([state = state_, awaited] {
@@ -404,6 +403,7 @@ void Watch::give_up(const std::shared_ptr<const Awaited>& awaited) {
     const std::vector<int64_t> absent = state->missing_of(*awaited);
     if (!absent.empty()) state->fill_missing(*awaited, awaited->text_of_absence(absent));
   });
+  return true;
 }
 
 std::future<void> Watch::leave(const std::string& key, const std::string& text) {

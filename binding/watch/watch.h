@@ -87,8 +87,9 @@ class Watch {
   // Tells the group of a failure. The first one that was told, this or another; this one where the store does not
   // answer for `patience`.
   Failure report(const Failure& failure, std::chrono::milliseconds patience);
-  // Says in the place of all that is missing that this rank waits no longer.
-  void give_up(const std::shared_ptr<const Awaited>& awaited);
+  // Says in the place of all that is missing that this rank waits no longer. False where not all have joined, so that
+  // nobody can read it yet: it is said in this rank's own place then, before anything else is once they have.
+  bool give_up(const std::shared_ptr<const Awaited>& awaited);
 
   // Puts `text` under a key, after the prefix, where nothing stands there yet; ready when that is done. Before all
   // ranks have joined it is kept until then.
