@@ -1,14 +1,9 @@
 #include "binding/group/agreement.h"
 
 #include <algorithm>
-#include <array>
 #include <chrono>
 #include <cmath>
 #include <cstdlib>
-#include <cstring>
-#include <map>
-#include <set>
-#include <type_traits>
 #include <unordered_map>
 #include <utility>
 
@@ -22,176 +17,9 @@
 #include "binding/watch/deadline.h"
 #include "binding/watch/interpreter.h"
 #include "binding/watch/patience.h"
-#include "binding/watch/version.h"
 
 namespace ringspan::binding {
 namespace {
-
-// Fixed size; a refusal's message follows it, else the place of the call. What tells versions apart comes first.
-struct Header {
-  Version version = Version::own();
-
-  int64_t number = 0;
-  RefusalKind refusal = RefusalKind::kNone;
-  CallKind kind = CallKind::kForward;
-  int64_t forward_number = 0;
-  uint64_t hash = 0;
-  uint64_t place = 0, shared_content = 0;  // where calls are debugged; 0 unknown
-  int64_t seed = 0;
-  bool seed_is_drawn = false, needs_grad = false, is_debugged = false;
-  RowReading bias_rows = RowReading::kNone, mask_rows = RowReading::kNone;
-  std::array<char, 3> unused{};
-
-  bool operator==(const Header&) const = default;
-};
-// With its length it fits into the one frame of a group without a store (mailbox.cc).
-static_assert(sizeof(Header) <= 120 && std::has_unique_object_representations_v<Header>);
-
-// What the readings of all ranks have in common; kNone where none is left.
-RowReading common(RowReading a, RowReading b) {
-  return static_cast<RowReading>(static_cast<uint8_t>(a) & static_cast<uint8_t>(b));
-}
-
-bool agree_with(Header a, Header b) {
-  if (a.seed_is_drawn && b.seed_is_drawn) a.seed = b.seed;
-  for (const auto known : {&Header::place, &Header::shared_content}) {
-    if (a.*known == 0 || b.*known == 0) a.*known = b.*known;
-  }
-  for (const auto rows : {&Header::bias_rows, &Header::mask_rows}) {
-    if (common(a.*rows, b.*rows) != RowReading::kNone) a.*rows = b.*rows;
-  }
-  return a == b;
-}
-
-std::string to_text(const Header& header, const std::string& message = "") {
-  return std::string(reinterpret_cast<const char*>(&header), sizeof header) + message;
-}
-
-Header header_of(const std::string& text) {
-  Header header;
-  std::memcpy(&header, text.data(), std::min(sizeof header, text.size()));
-  return header;
-}
-
-// Before anything else in a header is believed.
-void check_versions(int64_t own_rank, const std::vector<std::string>& texts) {
-  for (size_t rank = 0; rank < texts.size(); ++rank) {
-    const bool is_known = texts[rank].size() >= sizeof(Header);
-    check_version(own_rank, static_cast<int64_t>(rank), is_known ? header_of(texts[rank]).version : Version{});
-  }
-}
-
-constexpr char kEnd = '\0';
-
-// name, value, note, each ended by a byte that no argument contains.
-std::string to_text(const Fields& fields) {
-  std::string text;
-  for (const Field& field : fields) {
-    for (const std::string* part : {&field.name, &field.value, &field.note}) text += *part + kEnd;
-  }
-  return text;
-}
-
-Fields fields_of(const std::string& text) {
-  std::vector<std::string> parts(1);
-  for (char letter : text) {
-    if (letter == kEnd) {
-      parts.emplace_back();
-    } else {
-      parts.back() += letter;
-    }
-  }
-  Fields fields;
-  for (size_t i = 0; i + 2 < parts.size(); i += 3) {
-    fields.push_back({parts[i], parts[i + 1], parts[i + 2]});
-  }
-  return fields;
-}
-
-std::string join_ranks(const std::vector<int64_t>& ranks) {
-  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
-  for (size_t i = 0; i < ranks.size(); ++i) text += concat(i ? ", " : "", ranks[i]);
-  return text;
-}
-
-Fields all_fields(const Proposal& proposal) {
-  Fields fields = proposal.describe();
-  fields.push_back({"RINGSPAN_DEBUG", is_debugged() ? "1" : "0"});
-  if (is_debugged() && !proposal.place.empty()) fields.push_back({"place of the call", proposal.place});
-  if (proposal.shared_content != 0) {
-    fields.push_back(
-        {"content of masks and biases with one row for all queries", concat("hash ", proposal.shared_content)});
-  }
-  if (proposal.kind == CallKind::kOther) return fields;
-  const bool backward = proposal.kind == CallKind::kBackward;
-  fields.insert(fields.begin(),
-                {{"call", backward ? concat("the backward of call ", proposal.forward_number) : "a forward", ""},
-                 {"needs_grad", proposal.needs_grad ? "true" : "false", ""},
-                 {"seed", proposal.seed_is_drawn ? "drawn" : concat(proposal.seed), ""}});
-  for (const auto& [name, rows] :
-       {std::pair("rows of bias", proposal.bias_rows), std::pair("rows of attn_mask", proposal.mask_rows)}) {
-    // Who cannot tell has nothing to say.
-    if (rows == RowReading::kShared) fields.push_back({name, "one for all queries"});
-    if (rows == RowReading::kByRows) fields.push_back({name, "one for each query"});
-  }
-  return fields;
-}
-
-// "q_len is 16 (8 local rows) on rank 0, 12 (6 local rows) on rank 1", or "" where all that have it agree.
-std::string difference(const std::string& name, const std::vector<Fields>& by_rank) {
-  std::map<std::string, std::vector<int64_t>> ranks_by_text;
-  std::vector<std::string> order;
-  std::set<std::string> values;
-  for (size_t rank = 0; rank < by_rank.size(); ++rank) {
-    const auto& fields = by_rank[rank];
-    const auto field = std::find_if(fields.begin(), fields.end(), [&](const Field& one) { return one.name == name; });
-    if (field == fields.end()) continue;
-    values.insert(field->value);
-    const std::string text = field->note.empty() ? field->value : field->value + " (" + field->note + ")";
-    if (ranks_by_text[text].empty()) order.push_back(text);
-    ranks_by_text[text].push_back(static_cast<int64_t>(rank));
-  }
-  if (values.size() < 2) return "";
-  std::string sentence = name + " is ";
-  for (size_t i = 0; i < order.size(); ++i) {
-    sentence += concat(i ? ", " : "", order[i], " on ", join_ranks(ranks_by_text[order[i]]));
-  }
-  return sentence;
-}
-
-// Every name once, in the order in which the ranks have them.
-std::vector<std::string> names_of(const std::vector<Fields>& by_rank) {
-  std::vector<std::string> names;
-  std::set<std::string> known;
-  for (const Fields& fields : by_rank) {
-    for (const Field& field : fields) {
-      if (known.insert(field.name).second) names.push_back(field.name);
-    }
-  }
-  return names;
-}
-
-[[noreturn]] void throw_difference(int64_t number, const std::vector<Fields>& by_rank) {
-  // Where the calls themselves differ, their arguments say nothing.
-  std::string sentences = difference("call", by_rank);
-  if (sentences.empty()) {
-    for (const std::string& name : names_of(by_rank)) {
-      const std::string sentence = difference(name, by_rank);
-      if (!sentence.empty()) sentences += (sentences.empty() ? "" : "; ") + sentence;
-    }
-  }
-  throw Error(concat("the ranks of the group disagree about call ", number, ": ", sentences,
-                     ". Every rank must make the same calls in the same order with the same global arguments"));
-}
-
-std::string to_words(const Proposal& proposal) {
-  switch (proposal.kind) {
-    case CallKind::kForward: return "forward";
-    case CallKind::kBackward: return concat("backward of call ", proposal.forward_number);
-    case CallKind::kOther: break;
-  }
-  return proposal.is_in_backward ? "other, in backward" : "other";
-}
 
 // A store or a collective carries a text of any length, but not every one survives it.
 std::string cut(const std::string& message) {
@@ -200,13 +28,6 @@ std::string cut(const std::string& message) {
 }
 
 RowReading settled(RowReading reading) { return reading == RowReading::kEither ? RowReading::kByRows : reading; }
-
-std::string to_words(const Header& header, const std::string& place) {
-  const std::string kind = header.kind == CallKind::kBackward  ? concat("backward of call ", header.forward_number)
-                           : header.kind == CallKind::kForward ? std::string("forward")
-                                                               : std::string("other");
-  return concat(header.number, " (", kind, place.empty() ? "" : concat(", ", place), ")");
-}
 
 // A forked child shares the connections of its parent, and has none of its threads.
 int64_t this_process() { return ::getpid(); }
@@ -251,7 +72,7 @@ Agreement::Agreement(const Group& group)
     : name_(group.name),
       process_(this_process()),
       last_calls_(static_cast<size_t>(group.size), "none"),
-      watch_(std::make_unique<Watch>(group, connect_store(group))),
+      watch_(std::make_unique<Watch>(group, store_of(group))),
       mailbox_(make_mailbox(group, *watch_)) {}
 
 Agreement::~Agreement() = default;
@@ -329,8 +150,10 @@ Agreed Agreement::agree(const Group& group, const Proposal& proposal) {
     const std::lock_guard state(mutex_);
     number = ++number_;
   }
-  const int64_t entry = record_.begin(
-      {.number = number, .kind = to_words(proposal), .place = proposal.place, .signature = proposal.hash});
+  const int64_t entry = record_.begin({.number = number,
+                                       .kind = to_words(proposal.kind, proposal.forward_number),
+                                       .place = proposal.place,
+                                       .signature = proposal.hash});
   Patience patience(*watch_, deadline, [&] {
     return concat("rank ", group.rank, " waits for ", absent_in_words(), " in call ", number, " of group \"", name_,
                   "\" (before step 0). ", last_calls());
@@ -345,10 +168,7 @@ Agreed Agreement::agree(const Group& group, const Proposal& proposal) {
     for (const std::string& text : texts) {
       const Header other = header_of(text);
       same = same && agree_with(other, shared);
-      if (shared.place == 0) shared.place = other.place;
-      if (shared.shared_content == 0) shared.shared_content = other.shared_content;
-      shared.bias_rows = common(shared.bias_rows, other.bias_rows);
-      shared.mask_rows = common(shared.mask_rows, other.mask_rows);
+      join_known(shared, other);
     }
     if (!same) compare_in_words(group, number, proposal, patience);
     record_.agree(entry);
@@ -402,7 +222,7 @@ void Agreement::check_refusals(int64_t number, const std::vector<std::string>& t
     const RefusalKind refusal =
         texts[rank].size() < sizeof(Header) ? RefusalKind::kNone : header_of(texts[rank]).refusal;
     if (refusal == RefusalKind::kNone) continue;
-    const std::string message = texts[rank].substr(sizeof(Header));
+    const std::string message = message_after_header(texts[rank]);
     if (refusal == RefusalKind::kGaveUp) throw_peer_error(message);
     if (refusal == RefusalKind::kFailed) {
       const size_t blank = message.find(' ');
@@ -422,8 +242,8 @@ void Agreement::check_refusals(int64_t number, const std::vector<std::string>& t
 std::unique_ptr<LiveCall> Agreement::begin_unagreed(const Group& group, const Proposal& proposal) {
   (void)deadline_of(group);
   std::unique_lock lock = enter(group, proposal);
-  const int64_t entry =
-      record_.begin({.kind = to_words(proposal), .place = proposal.place, .signature = proposal.hash});
+  const int64_t entry = record_.begin(
+      {.kind = to_words(proposal.kind, proposal.forward_number), .place = proposal.place, .signature = proposal.hash});
   record_.agree(entry);
   return std::make_unique<LiveCall>(shared_from_this(), group, 0, entry, std::move(lock));
 }
@@ -480,7 +300,7 @@ void Agreement::note_calls(const std::vector<std::string>& texts) {
   for (size_t rank = 0; rank < texts.size(); ++rank) {
     const Header header = header_of(texts[rank]);
     if (header.refusal != RefusalKind::kNone) continue;
-    last_calls_[rank] = to_words(header, texts[rank].substr(sizeof(Header)));
+    last_calls_[rank] = to_words(header, message_after_header(texts[rank]));
   }
 }
 

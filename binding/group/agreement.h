@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -13,35 +12,12 @@
 #include <vector>
 
 #include "binding/base/group.h"
-#include "binding/group/signature.h"
+#include "binding/group/header.h"
+#include "binding/group/proposal.h"
 #include "binding/watch/flight_record.h"
 #include "binding/watch/watch.h"
 
 namespace ringspan::binding {
-
-// How a tensor of pairs lies along the query rows, as bits: what this rank's tensor may be. A rank with a single row
-// cannot tell; all ranks together settle it.
-enum class RowReading : uint8_t { kNone = 0, kShared = 1, kByRows = 2, kEither = 3 };
-
-enum class CallKind : int64_t { kForward, kBackward, kOther };
-
-// What a rank is about to do.
-struct Proposal {
-  CallKind kind = CallKind::kForward;
-  bool is_in_backward = false;  // of another kind than kBackward: made by autograd
-  int64_t forward_number = 0;   // backward: the number that its forward got
-  bool needs_grad = false;      // forward: a backward will follow
-  uint64_t hash = 0;            // of all that must be the same on every rank
-  std::string place{};          // where the program made the call; "" unknown
-  uint64_t shared_content = 0;  // hash of what nothing else compares, where calls are debugged; 0 unknown
-  // How tensors of pairs lie along the rows: those of all ranks together settle it.
-  RowReading bias_rows = RowReading::kNone, mask_rows = RowReading::kNone;
-  int64_t seed = 0;                    // of dropout; 0 without
-  bool seed_is_drawn = false;          // nobody chose it: the one of rank 0 is taken
-  std::function<Fields()> describe{};  // the same in words; called where the ranks differ
-};
-
-enum class RefusalKind : int64_t { kNone, kBadArgument, kUnsupported, kGaveUp, kFailed };
 
 class LiveCall;
 class Mailbox;

@@ -7,16 +7,16 @@
 #include <deque>
 #include <functional>
 #include <future>
+#include <mutex>
 #include <optional>
 #include <utility>
 
 #include <ATen/ATen.h>
-#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
-#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include "binding/base/errors.h"
 #include "binding/watch/bounded_wait.h"
+#include "binding/watch/connections.h"
 #include "binding/watch/deadline.h"
 #include "binding/watch/lane.h"
 
@@ -40,29 +40,20 @@ constexpr Clock::duration kPrompt = 250ms;
 constexpr std::chrono::milliseconds kShortDeadline = 2s;
 constexpr size_t kMostOwnKeys = 64;
 
-// Whether set() only sends, so that it cannot be stuck.
-bool sets_without_answer(c10d::Store* store) {
-  while (auto* prefixed = dynamic_cast<c10d::PrefixStore*>(store)) store = prefixed->getUnderlyingStore().get();
-  return dynamic_cast<c10d::TCPStore*>(store) != nullptr;
-}
-
 // Keys are "<prefix of the group><call>/<topic>/<rank>", and "v" in the place of the rank: the verdict on a call. Who
-// gives up writes it before he puts his text in the place of those that are missing, so that nobody who still waits does
-// so in vain; who has all texts, but so late that he may have been given up, writes there that it goes on. Whatever
+// gives up writes it before he puts his text in the place of those that are missing, so that nobody waits in vain;
+// who has all texts, but so late that he may have been given up, writes there that it goes on. Whatever
 // stands there first counts for all. A rank deletes its keys of older calls once it has read all headers of a newer
 // one: who has published call n will never read call n - 1 again.
 class StoreMailbox final : public Mailbox {
  public:
-  StoreMailbox(const Group& group, c10::intrusive_ptr<c10d::Store> store, Watch& watch)
-      : watch_(watch), desk_(std::make_shared<Desk>()) {
-    store->setTimeout(kForever);
-    if (sets_without_answer(store.get())) outbox_ = store->clone();
-    desk_->store = std::move(store);
+  StoreMailbox(const Group& group, Watch& watch) : watch_(watch), desk_(std::make_shared<Desk>()) {
     desk_->rank = group.rank;
     lane_ =
         std::make_unique<Lane>([desk = desk_, left = c10::weak_intrusive_ptr<c10d::ProcessGroup>(group.process_group)] {
           if (left.expired()) return std::optional<std::chrono::milliseconds>();
-          desk->forget();
+          const std::lock_guard lock(desk->door);
+          if (desk->store) desk->forget();
           return std::optional<std::chrono::milliseconds>(1s);
         });
   }
@@ -72,16 +63,16 @@ class StoreMailbox final : public Mailbox {
     awaited.keys = keys_of(group, letter);
     awaited.verdict = key_of(letter, "v");
     const auto wanted = std::make_shared<const Awaited>(std::move(awaited));
-    const auto prefix = watch_.prefix();
-    const bool is_sent = outbox_ && prefix.wait_for(0s) == std::future_status::ready;
-    if (is_sent) outbox_->set(prefix.get() + wanted->keys[group.rank], bytes_of(letter.text));
+    const bool is_sent = desk_->send_now(wanted->keys[group.rank], letter.text);
     const bool is_doubtful = letter.topic == Topic::kHeader && patience.deadline() < kShortDeadline;
     const Clock::time_point prompt = is_doubtful ? Clock::time_point() : last_.load() + kPrompt;
-    std::future<std::vector<std::string>> answer = lane_->ask([desk = desk_, wanted, letter, prefix, is_sent, prompt] {
-      const std::string own = is_sent ? letter.text : desk->put(prefix.get() + wanted->keys[desk->rank], letter);
-      if (own != letter.text) return std::vector<std::string>(wanted->keys.size(), own);
-      return desk->collect(prefix.get(), *wanted, letter, prompt);
-    });
+    std::future<std::vector<std::string>> answer =
+        lane_->ask([desk = desk_, wanted, letter, joined = watch_.joined(), is_sent, prompt] {
+          const std::lock_guard lock(desk->door);
+          desk->connect(joined.get());
+          if (!is_sent) desk->send(wanted->keys[desk->rank], letter.text);
+          return desk->collect(*wanted, letter, prompt);
+        });
     const bool is_there = wait_for(answer, wanted, patience);
     // Before all have joined nobody can read that this rank gives up: it stands in its own place then.
     if (!is_there) return std::vector<std::string>(wanted->keys.size(), wanted->text_of_absence(watch_.not_joined()));
@@ -99,9 +90,11 @@ class StoreMailbox final : public Mailbox {
   void leave(const Group& group, const Letter& letter) override {
     auto left = watch_.leave(key_of(letter, concat(group.rank)), letter.text);
     // Nothing is read here, so whether the others have come to the last call is asked: they may all refuse for ever.
-    lane_->ask([desk = desk_, prefix = watch_.prefix(), letter, keys = keys_of(group, {letter.number - 1})] {
-      desk->note(letter.number, prefix.get() + key_of(letter, concat(desk->rank)));
-      desk->forget_read(prefix.get(), keys, letter.number - 1);
+    lane_->ask([desk = desk_, joined = watch_.joined(), letter, keys = keys_of(group, {letter.number - 1})] {
+      const std::lock_guard lock(desk->door);
+      desk->connect(joined.get());
+      desk->note(letter.number, key_of(letter, concat(desk->rank)));
+      desk->forget_read(keys, letter.number - 1);
     });
     left.wait_for(kAnswer);
   }
@@ -109,25 +102,41 @@ class StoreMailbox final : public Mailbox {
   bool takes_long_texts() const override { return true; }
 
  private:
-  // What the lane works on, which may outlive the mailbox.
+  // What the lane works on, which may outlive the mailbox. All but `door` is of who holds it.
   struct Desk {
-    c10::intrusive_ptr<c10d::Store> store;
+    std::mutex door;
     int64_t rank = 0;
+    std::string prefix;
+    c10::intrusive_ptr<c10d::Store> store;            // null until all have joined
     std::deque<std::pair<int64_t, std::string>> own;  // calls and keys
     int64_t num_read = 0;                             // the last call of which all headers were read
+
+    void connect(const Watch::Joined& joined) {
+      if (store) return;
+      prefix = joined.prefix;
+      store = joined.store;
+      store->setTimeout(kForever);
+    }
 
     // What stands under the own key then: not the letter where this rank has given up before all had joined, or was
     // given up.
     std::string put(const std::string& key, const Letter& letter) {
-      const std::string standing = text_of(store->compareSet(key, {}, bytes_of(letter.text)));
+      const std::string standing = text_of(store->compareSet(prefix + key, {}, bytes_of(letter.text)));
       if (standing != letter.text) note(letter.number, key);
       return standing;
     }
 
+    // By the thread that calls, where that cannot be stuck: it saves waking the lane's first.
+    bool send_now(const std::string& key, const std::string& text) {
+      const std::unique_lock lock(door, std::try_to_lock);
+      if (!lock || !store || !sets_without_answer(store)) return false;
+      store->set(prefix + key, bytes_of(text));
+      return true;
+    }
+
     // All texts; `prompt`: until when they must be there so that nobody can have given up.
-    std::vector<std::string> collect(const std::string& prefix, const Awaited& wanted, const Letter& letter,
-                                     Clock::time_point prompt) {
-      note(letter.number, prefix + wanted.keys[rank]);
+    std::vector<std::string> collect(const Awaited& wanted, const Letter& letter, Clock::time_point prompt) {
+      note(letter.number, wanted.keys[rank]);
       std::vector<std::string> keys;
       for (size_t other = 0; other < wanted.keys.size(); ++other) {
         if (other != static_cast<size_t>(rank)) keys.push_back(prefix + wanted.keys[other]);
@@ -142,14 +151,13 @@ class StoreMailbox final : public Mailbox {
       num_read = std::max(num_read, letter.number);
       if (own.size() > kMostOwnKeys) forget();
       if (Clock::now() < prompt) return texts;
-      const std::string verdict_key = prefix + wanted.verdict;
-      const std::string verdict = text_of(store->compareSet(verdict_key, {}, bytes_of(kGo)));
-      if (rank == 0) note(letter.number, verdict_key);
+      const std::string verdict = text_of(store->compareSet(prefix + wanted.verdict, {}, bytes_of(kGo)));
+      if (rank == 0) note(letter.number, wanted.verdict);
       return verdict == kGo ? texts : std::vector<std::string>(texts.size(), verdict);
     }
 
-    // In one round trip, where it is there: a comparison with what nobody writes gives what stands there, or itself. The
-    // server of TCPStore then wakes those that wait for the key, so there must be no other rank that does.
+    // In one round trip, where it is there: a comparison with what nobody writes gives what stands there, or itself.
+    // The server of TCPStore then wakes those that wait for the key, so there must be no other rank that does.
     std::vector<std::string> read_now(const std::string& key) {
       std::string text = text_of(store->compareSet(key, bytes_of(kNothing), bytes_of(kNothing)));
       if (text == kNothing) return {};
@@ -159,10 +167,12 @@ class StoreMailbox final : public Mailbox {
     void note(int64_t number, const std::string& key) { own.emplace_back(number, key); }
 
     void forget() {
-      for (; !own.empty() && own.front().first < num_read; own.pop_front()) store->deleteKey(own.front().second);
+      for (; !own.empty() && own.front().first < num_read; own.pop_front()) {
+        store->deleteKey(prefix + own.front().second);
+      }
     }
 
-    void forget_read(const std::string& prefix, std::vector<std::string> keys, int64_t number) {
+    void forget_read(std::vector<std::string> keys, int64_t number) {
       if (own.empty() || own.front().first >= number) return;
       for (std::string& key : keys) key = prefix + key;
       if (!store->check(keys)) return;
@@ -204,7 +214,6 @@ class StoreMailbox final : public Mailbox {
   }
 
   Watch& watch_;
-  c10::intrusive_ptr<c10d::Store> outbox_;  // null where set() waits for an answer
   std::shared_ptr<Desk> desk_;
   std::unique_ptr<Lane> lane_;
   std::atomic<Clock::time_point> last_ = Clock::now();  // the end of the last call
@@ -295,16 +304,13 @@ bool has_store(const Group& group) {
 
 }  // namespace
 
-c10::intrusive_ptr<c10d::Store> connect_store(const Group& group) {
-  if (!has_store(group)) return nullptr;
-  auto store = group.process_group->getStore();
-  // A connection of its own: what waits on it holds up no other user of the store.
-  return store ? store->clone() : nullptr;
+c10::intrusive_ptr<c10d::Store> store_of(const Group& group) {
+  return has_store(group) ? group.process_group->getStore() : nullptr;
 }
 
 std::unique_ptr<Mailbox> make_mailbox(const Group& group, Watch& watch) {
   if (group.size <= kMaxStoreRanks) {
-    if (auto store = connect_store(group)) return std::make_unique<StoreMailbox>(group, std::move(store), watch);
+    if (watch.has_store()) return std::make_unique<StoreMailbox>(group, watch);
   }
   return std::make_unique<CollectiveMailbox>(watch);
 }

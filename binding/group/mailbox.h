@@ -50,8 +50,8 @@ class Mailbox {
 // Above this size the store, which one process serves, is slower than all_gather.
 constexpr int64_t kMaxStoreRanks = 64;
 
-// A connection of its own to the group's store; null where it has none that can be used.
-c10::intrusive_ptr<c10d::Store> connect_store(const Group& group);
+// The group's store; null where it has none that can be used.
+c10::intrusive_ptr<c10d::Store> store_of(const Group& group);
 
 // `watch` lives as long as the mailbox.
 std::unique_ptr<Mailbox> make_mailbox(const Group& group, Watch& watch);

@@ -22,7 +22,7 @@ namespace ringspan::binding {
 
 class TorchStore final : public Store, private SlotBook {
  public:
-  // `call` and `part` live as long as this. `steps`: the pass of it that runs; `like`: a tensor on the device of the call.
+  // `call` and `part` live as long as this. `steps`: the pass that runs; `like`: a tensor on the device of the call.
   TorchStore(LiveCall& call, const Group& group, Exchange exchange, const RankPlan& part,
              const std::vector<Step>& steps, const at::Tensor& like);
   ~TorchStore() override;

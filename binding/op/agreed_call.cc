@@ -24,8 +24,8 @@ std::vector<std::string> names_of_given(const CallArguments& arguments, std::vec
   return names;
 }
 
-// Of masks and biases that have one row for all queries, which must be the same on every rank; 0 where there are none. A
-// rank with a single row cannot tell and has no say.
+// Of masks and biases that have one row for all queries, which must be the same on every rank; 0 where there are none.
+// A rank with a single row cannot tell and has no say.
 uint64_t hash_of_shared(const CallArguments& arguments, int64_t q_rows) {
   uint64_t hash = 0;
   for (const auto* tensor : {&arguments.pairs.bias, &arguments.pairs.mask}) {

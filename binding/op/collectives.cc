@@ -1,4 +1,4 @@
-// The collectives of the package's own helpers, `unshard` and `masked_mean_loss`: agreed on and watched as attention is.
+// The collectives of the package's helpers, `unshard` and `masked_mean_loss`: agreed on and watched as attention is.
 #include <memory>
 #include <string>
 #include <utility>

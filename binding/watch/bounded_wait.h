@@ -20,9 +20,9 @@ class WaitEnded : public std::runtime_error {
   Failure failure_;
 };
 
-// Until a work of `group` is finished. On gloo: WaitEnded where a rank of the group has failed, or where the deadline of
-// `patience` has passed; throws what `patience` throws, and what the work has failed with. Other backends do not hold up
-// a CPU thread here, or have no way to be asked: there it is the work's own wait.
+// Until a work of `group` is finished. On gloo: WaitEnded where a rank of the group has failed, or where the deadline
+// of `patience` passed; throws what `patience` throws, and what the work failed with. Other backends do not hold up a
+// CPU thread here, or cannot be asked: there it is the work's own wait.
 void finish(const Group& group, const c10::intrusive_ptr<c10d::Work>& work, Watch& watch, Patience& patience);
 
 }  // namespace ringspan::binding

@@ -4,6 +4,7 @@
 #include <condition_variable>
 #include <cstdlib>
 #include <deque>
+#include <exception>
 #include <mutex>
 #include <optional>
 #include <thread>
@@ -122,7 +123,11 @@ void Lane::work(const std::shared_ptr<State>& state) {
       job();
       job = nullptr;
     } else {
-      pause = state->tick();
+      try {
+        pause = state->tick();
+      } catch (const std::exception&) {
+        // It looks after what has happened, and does so again.
+      }
     }
     lock.lock();
   }

@@ -37,7 +37,8 @@ std::string read_file(const std::string& path) {
   return text.str();
 }
 
-// In clock ticks since the system started; 0 where it cannot be told. A number is given again, the two together are not.
+// In clock ticks since the system started; 0 where it cannot be told. Numbers are given again, but not with this beside
+// them.
 int64_t start_of(int64_t process) {
   const std::string text = read_file("/proc/" + std::to_string(process) + "/stat");
   // The name in brackets may hold anything; the 20th field after it.

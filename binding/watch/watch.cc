@@ -4,15 +4,18 @@
 #include <array>
 #include <condition_variable>
 #include <cstring>
+#include <exception>
 #include <mutex>
 #include <random>
 #include <sstream>
+#include <stdexcept>
 #include <utility>
 
 #include <c10/util/Logging.h>
 
 #include "binding/base/content_hash.h"
 #include "binding/base/errors.h"
+#include "binding/watch/connections.h"
 #include "binding/watch/version.h"
 
 namespace ringspan::binding {
@@ -71,7 +74,7 @@ struct Watch::State {
         group(group.process_group),
         has_store(store_or_null != nullptr),
         peers(group),
-        store(std::move(store_or_null)),
+        shared(std::move(store_or_null)),
         entry{.number = draw_number(), .process = Process::current()},
         read(static_cast<size_t>(group.size), 0),
         is_mutual(static_cast<size_t>(group.size), false),
@@ -88,7 +91,9 @@ struct Watch::State {
   Peers peers;
 
   // Of the lane alone.
-  c10::intrusive_ptr<c10d::Store> store;  // null once it has failed
+  c10::intrusive_ptr<c10d::Store> shared;   // the group's, until there is a connection
+  c10::intrusive_ptr<c10d::Store> joining;  // with the group's prefix, until all have joined
+  c10::intrusive_ptr<c10d::Store> store;    // from then on, until it fails
   Entry entry;
   std::vector<uint64_t> read;
   bool is_published = false;
@@ -102,8 +107,8 @@ struct Watch::State {
     Clock::time_point at{};
   };
 
-  std::promise<std::string> prefix_promise;
-  const std::shared_future<std::string> prefix_future = prefix_promise.get_future().share();
+  std::promise<Joined> joined_promise;
+  const std::shared_future<Joined> joined_future = joined_promise.get_future().share();
 
   // Of all threads.
   mutable std::mutex mutex;
@@ -127,6 +132,7 @@ struct Watch::State {
   std::optional<Milliseconds> tick();
   void join();
   void finish_joining();
+  void stop_joining(const std::exception_ptr& reason);
   void call_off_receive();
   void tell_position();
   void look_around();
@@ -137,31 +143,39 @@ struct Watch::State {
   void fill_missing(const Awaited& wanted, const std::string& text);
   Failure report(const Failure& mine);
   void set_failure(const Failure& first);
-  bool has_joined() const { return !prefix.empty(); }  // on the lane
 };
 
 std::optional<Milliseconds> Watch::State::tick() {
-  if (group.expired()) return std::nullopt;
+  if (group.expired()) {
+    stop_joining(std::make_exception_ptr(std::runtime_error("the group was destroyed")));
+    return std::nullopt;
+  }
   try {
     call_off_receive();
-    if (store && !has_joined()) join();
-    if (store && has_joined()) {
+    // Here, because it may take as long as anything that is asked of the store.
+    if (const auto group_store = std::exchange(shared, nullptr)) joining = group_store->clone();
+    if (joining) join();
+    if (store) {
       tell_position();
       look_around();
     }
   } catch (const std::exception& error) {
     // The store is gone. Whoever waits for it finds that himself.
-    store = nullptr;
-    const std::lock_guard lock(mutex);
-    if (prefix.empty() && !is_over) {
-      is_over = true;
-      prefix_promise.set_exception(std::current_exception());
-    }
+    if (store) forget_connection(store);
+    store = joining = nullptr;
+    stop_joining(std::current_exception());
   }
   const std::lock_guard lock(mutex);
-  if (store && prefix.empty()) return join_pause = std::min(join_pause * 2, kLastJoin);
+  if (joining) return join_pause = std::min(join_pause * 2, kLastJoin);
   if (num_waiting > 0) return Clock::now() - waiting_since < kEagerFor ? kEager : kPatient;
   return kIdle;
+}
+
+void Watch::State::stop_joining(const std::exception_ptr& reason) {
+  const std::lock_guard lock(mutex);
+  if (!prefix.empty() || is_over) return;
+  is_over = true;
+  joined_promise.set_exception(reason);
 }
 
 // Until each rank has read the number that we drew now. Who has done so wrote what we read after that, so what it says
@@ -170,8 +184,8 @@ void Watch::State::join() {
   const auto key_of = [](int64_t of_rank) { return concat("ringspan/join/", of_rank); };
   bool has_news = !is_published;
   for (int64_t other = 0; other < size; ++other) {
-    if (is_mutual[other] || !store->check({key_of(other)})) continue;
-    const Bytes bytes = store->get(key_of(other));
+    if (is_mutual[other] || !joining->check({key_of(other)})) continue;
+    const Bytes bytes = joining->get(key_of(other));
     Entry theirs;
     std::memcpy(&theirs, bytes.data(), std::min(bytes.size(), sizeof theirs));
     check_version(rank, other, theirs.version);
@@ -188,7 +202,7 @@ void Watch::State::join() {
     const std::lock_guard lock(mutex);
     is_mutual[other] = true;
   }
-  if (has_news) store->set(key_of(rank), bytes_of(to_text(entry, read)));
+  if (has_news) joining->set(key_of(rank), bytes_of(to_text(entry, read)));
   is_published = true;
   if (std::all_of(is_mutual.begin(), is_mutual.end(), [](bool mutual) { return mutual; })) finish_joining();
 }
@@ -196,6 +210,7 @@ void Watch::State::join() {
 void Watch::State::finish_joining() {
   uint64_t all = 0;
   for (const uint64_t number : read) all = mix(all ^ number);
+  store = common_connection(joining);
   std::vector<std::pair<std::string, std::string>> leaves;
   {
     const std::lock_guard lock(mutex);
@@ -203,7 +218,7 @@ void Watch::State::finish_joining() {
     leaves.swap(to_leave);
   }
   for (const auto& [key, text] : leaves) store->compareSet(prefix + key, Bytes{}, bytes_of(text));
-  prefix_promise.set_value(prefix);
+  joined_promise.set_value({prefix, without_prefix(std::exchange(joining, nullptr))});
 }
 
 void Watch::State::call_off_receive() {
@@ -314,7 +329,7 @@ void Watch::State::fill_missing(const Awaited& wanted, const std::string& text) 
 }
 
 Failure Watch::State::report(const Failure& mine) {
-  if (!store || !has_joined()) return mine;
+  if (!store) return mine;
   const std::string text = to_text(mine);
   const Failure first = failure_of(text_of(store->compareSet(concat(prefix, "failed"), Bytes{}, bytes_of(text))));
   set_failure(first);
@@ -335,7 +350,7 @@ Watch::~Watch() = default;
 
 bool Watch::has_store() const { return state_->has_store; }
 Peers& Watch::peers() { return state_->peers; }
-std::shared_future<std::string> Watch::prefix() const { return state_->prefix_future; }
+std::shared_future<Watch::Joined> Watch::joined() const { return state_->joined_future; }
 
 std::vector<int64_t> Watch::not_joined() const {
   const std::lock_guard lock(state_->mutex);
@@ -408,8 +423,7 @@ bool Watch::give_up(const std::shared_ptr<const Awaited>& awaited) {
 
 std::future<void> Watch::leave(const std::string& key, const std::string& text) {
   return lane_->ask([state = state_, key, text] {
-    if (!state->store) return;
-    if (state->has_joined()) {
+    if (state->store) {
       state->store->compareSet(state->prefix + key, Bytes{}, bytes_of(text));
       return;
     }

@@ -44,8 +44,8 @@ struct Position {
 };
 
 // The texts that a rank waits for, one of each rank under a key of the store. Where some will never come, a text in
-// their place tells it to everybody who waits. The same text as the verdict, where whatever stands first counts for all,
-// tells it to those who come late.
+// their place tells it to everybody who waits. The same text as the verdict, where whatever stands first counts for
+// all, tells it to those who come late.
 struct Awaited {
   std::vector<std::string> keys{};  // by rank, after the prefix
   std::string verdict{};            // key
@@ -56,15 +56,20 @@ struct Awaited {
 
 class Watch {
  public:
-  // `store`: a connection of its own; null where the group has none.
+  // `store`: the group's, to which this makes connections of its own; null where it has none.
   Watch(const Group& group, c10::intrusive_ptr<c10d::Store> store);
   ~Watch();
 
   bool has_store() const;
   Peers& peers();
 
-  // What the names of all keys begin with: it comes once all ranks have joined. Error where one runs another version.
-  std::shared_future<std::string> prefix() const;
+  // What all ranks have in common once they have joined.
+  struct Joined {
+    std::string prefix;                     // of the names of all keys
+    c10::intrusive_ptr<c10d::Store> store;  // a connection, for one user
+  };
+  // Error where a rank runs another version.
+  std::shared_future<Joined> joined() const;
   // Ranks of which this one has not heard, while they join.
   std::vector<int64_t> not_joined() const;
 

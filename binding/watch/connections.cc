@@ -1,0 +1,66 @@
+#include "binding/watch/connections.h"
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <tuple>
+#include <utility>
+
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+#include <unistd.h>
+
+namespace ringspan::binding {
+namespace {
+
+struct Connection {
+  std::mutex mutex;
+  c10::intrusive_ptr<c10d::Store> store;
+};
+// Process, host and port: a forked child makes its own.
+using Server = std::tuple<int64_t, std::string, int64_t>;
+struct Table {
+  std::mutex mutex;
+  std::map<Server, std::shared_ptr<Connection>> connections;
+};
+
+// Never destroyed: threads may use it while static objects go.
+Table& table() {
+  static auto& table = *new Table;
+  return table;
+}
+
+}  // namespace
+
+c10::intrusive_ptr<c10d::Store> without_prefix(c10::intrusive_ptr<c10d::Store> store) {
+  while (auto* prefixed = dynamic_cast<c10d::PrefixStore*>(store.get())) store = prefixed->getUnderlyingStore();
+  return store;
+}
+
+bool sets_without_answer(const c10::intrusive_ptr<c10d::Store>& store) {
+  return dynamic_cast<c10d::TCPStore*>(without_prefix(store).get()) != nullptr;
+}
+
+c10::intrusive_ptr<c10d::Store> common_connection(const c10::intrusive_ptr<c10d::Store>& store) {
+  const c10::intrusive_ptr<c10d::Store> base = without_prefix(store);
+  const auto* server = dynamic_cast<c10d::TCPStore*>(base.get());
+  if (!server) return base->clone();
+  std::shared_ptr<Connection> connection;
+  {
+    const std::lock_guard lock(table().mutex);
+    auto& known = table().connections[{::getpid(), server->getHost(), server->getPort()}];
+    if (!known) known = std::make_shared<Connection>();
+    connection = known;
+  }
+  const std::lock_guard lock(connection->mutex);
+  if (!connection->store) connection->store = base->clone();
+  return connection->store;
+}
+
+void forget_connection(const c10::intrusive_ptr<c10d::Store>& connection) {
+  const std::lock_guard lock(table().mutex);
+  std::erase_if(table().connections, [&](const auto& item) { return item.second->store == connection; });
+}
+
+}  // namespace ringspan::binding
