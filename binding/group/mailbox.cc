@@ -70,7 +70,8 @@ class StoreMailbox final : public Mailbox {
         lane_->ask([desk = desk_, wanted, letter, joined = watch_.joined(), is_sent, prompt] {
           const std::lock_guard lock(desk->door);
           desk->connect(joined.get());
-          if (!is_sent) desk->send(wanted->keys[desk->rank], letter.text);
+          const std::string own = is_sent ? letter.text : desk->put(wanted->keys[desk->rank], letter);
+          if (own != letter.text) return std::vector<std::string>(wanted->keys.size(), own);
           return desk->collect(*wanted, letter, prompt);
         });
     const bool is_there = wait_for(answer, wanted, patience);
@@ -228,7 +229,18 @@ class CollectiveMailbox final : public Mailbox {
   explicit CollectiveMailbox(Watch& watch) : watch_(watch) {}
 
   std::vector<std::string> swap(const Group& group, const Letter& letter, Patience& patience, Awaited) override {
-    return swap_frames(group, letter.text, [&](const Work& work) { finish(group, work, watch_, patience); });
+    try {
+      return swap_frames(group, letter.text, [&](const Work& work) { finish(group, work, watch_, patience); });
+    } catch (const WaitInterrupted&) {
+      throw;
+    } catch (const WaitEnded& ended) {
+      const std::string& words = ended.failure().words;
+      throw LostTexts(
+          words.empty() ? concat("not all came within ", static_cast<double>(patience.deadline().count()) / 1e3, " s")
+                        : words);
+    } catch (const std::exception& error) {
+      throw LostTexts(message_of(error));
+    }
   }
 
   void leave(const Group& group, const Letter& letter) override {

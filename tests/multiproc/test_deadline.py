@@ -5,18 +5,18 @@ from __future__ import annotations
 import re
 
 import pytest
-import torch
 import waiting_jobs
 from pool import Fresh
-from trials import EXACT, faults_of_group, faults_of_refusal
+from trials import faults_of_group, faults_of_refusal
 
 import ringspan as rs
 
 TIMEOUT_S = 8.0  # of the groups; whatever is told must not take that long
-DEADLINE_S = 0.6
-MARGIN_S = 1.0  # a deadline is kept within this time
+DEADLINE_S = 0.5
+MARGIN_S = 1.0  # within which a deadline is kept
 GROUPS = Fresh(TIMEOUT_S, count=2)
 PEER_ERROR = "DistBackendError"
+WAITS = [("agreement", "auto"), ("exchange", "all_to_all"), ("exchange", "p2p")]
 
 
 def assert_fine(told):
@@ -38,22 +38,21 @@ def assert_given_up(told, world, waits_s):
     assert len(numbers) == 1, [one.message for one in told]
 
 
-@pytest.mark.parametrize("world", [2, 4])
-def test_a_deadline_is_kept_in_every_call(pool, world):
+def test_a_deadline_is_kept_in_every_call(pool):
     answers = pool.run(
-        "waiting_jobs:one_is_absent", world, fresh=GROUPS, deadline_s=DEADLINE_S, how="set_deadline",
+        "waiting_jobs:one_is_absent", 4, fresh=GROUPS, deadline_s=DEADLINE_S, how="set_deadline",
         kinds=list(waiting_jobs.CALLS), waits_s=DEADLINE_S,
     )  # fmt: skip
     for kind in waiting_jobs.CALLS:
-        assert_given_up([found[kind] for found in answers], world, DEADLINE_S)
+        assert_given_up([found[kind] for found in answers], 4, DEADLINE_S)
 
 
 def test_the_variable_is_kept(pool):
     answers = pool.run(
-        "waiting_jobs:one_is_absent", 3, fresh=GROUPS, deadline_s=DEADLINE_S, how="variable", kinds=["forward"],
+        "waiting_jobs:one_is_absent", 2, fresh=GROUPS, deadline_s=DEADLINE_S, how="variable", kinds=["forward"],
         waits_s=DEADLINE_S,
     )  # fmt: skip
-    assert_given_up([found["forward"] for found in answers], 3, DEADLINE_S)
+    assert_given_up([found["forward"] for found in answers], 2, DEADLINE_S)
 
 
 def test_without_a_deadline_the_timeout_holds(pool):
@@ -104,21 +103,20 @@ def test_what_is_no_time_is_not_set(seconds):
         rs.set_deadline(seconds)
 
 
-@pytest.mark.parametrize("exchange", ["all_to_all", "p2p"])
-@pytest.mark.parametrize("backward", [False, True])
+@pytest.mark.parametrize(("backward", "exchange"), [(False, "p2p"), (True, "all_to_all")])
 def test_a_step_longer_than_the_deadline_ends_the_group(pool, backward, exchange):
     """The rank that computes is named, by the others and by itself."""
     answers = pool.run(
-        "waiting_jobs:one_is_slow", 3, fresh=GROUPS, deadline_s=2.0, pauses=[3.5], backward=backward, exchange=exchange
+        "waiting_jobs:one_is_slow", 3, fresh=GROUPS, deadline_s=1.6, pauses=[2.9], backward=backward, exchange=exchange
     )
     for rank, (told, _) in enumerate(answers):
         assert told.kind == PEER_ERROR, f"rank {rank}: {told}"
         assert "peer 2 in call" in told.message, told.message
-        assert "rank 2 showed no sign of progress for 2 s" in told.message
+        assert "rank 2 showed no sign of progress for 1.6 s" in told.message
         assert "The group is closed" in told.message
         # The next call found another group.
         assert told.next_error == float("inf")
-        assert rank == 2 or 1.9 <= told.seconds <= 2.0 + MARGIN_S, told
+        assert rank == 2 or 1.55 <= told.seconds <= 1.6 + MARGIN_S, told
 
 
 def test_time_counts_without_progress(pool):
@@ -134,11 +132,10 @@ def test_time_counts_without_progress(pool):
         assert error < 1e-5
 
 
-@pytest.mark.parametrize("place", ["agreement", "exchange"])
-@pytest.mark.parametrize("exchange", ["all_to_all", "p2p"])
+@pytest.mark.parametrize(("place", "exchange"), WAITS)
 def test_a_long_wait_is_warned_of(pool, place, exchange):
     answers = pool.run(
-        "waiting_jobs:warned", 3, fresh=GROUPS, pause_s=1.4, times=(0.3, 0.5), place=place, exchange=exchange
+        "waiting_jobs:warned", 3, fresh=GROUPS, pause_s=1.5, times=(0.3, 0.5), place=place, exchange=exchange
     )
     assert_fine([told for told, _ in answers])
     assert answers[2][1] == []
@@ -148,7 +145,9 @@ def test_a_long_wait_is_warned_of(pool, place, exchange):
         for text in texts:
             assert re.match(rf"rank {rank} waits for .* in call 2 of group ", text), text
             assert re.search(r"for \d+ s by now; it gives up after 8 s without a sign of progress", text), text
-            assert re.search(r"Last calls .*1 \(forward, waiting_jobs:Attention.forward\+1\) on ranks 0, 1, 2", text), text
+            number = 1 if place == "agreement" else 2
+            last = rf"Last calls .*{number} \(forward, waiting_jobs:Attention.forward\+1\) on ranks 0, 1, 2"
+            assert re.search(last, text), text
         waits = [text.split(" in call")[0] for text in texts]
         assert f"rank {rank} waits for rank 2" in waits, texts
         if place == "exchange":
@@ -158,8 +157,6 @@ def test_a_long_wait_is_warned_of(pool, place, exchange):
 PLACES = [
     ("agreement", "forward", "auto"),
     ("agreement", "backward", "auto"),
-    ("agreement", "unshard", "auto"),
-    ("agreement", "loss", "auto"),
     *(("exchange", kind, exchange) for kind in ("forward", "backward") for exchange in ("all_to_all", "p2p")),
 ]
 
@@ -168,27 +165,29 @@ PLACES = [
 def test_a_waiting_rank_is_interrupted(pool, place, kind, exchange):
     """At once, and its peers are told at once; the last rank once it has come."""
     first, second, last = pool.run(
-        "waiting_jobs:interrupted", 3, fresh=GROUPS, place=place, kind=kind, exchange=exchange, times=(0.5, 2.6)
+        "waiting_jobs:interrupted", 3, fresh=GROUPS, place=place, kind=kind, exchange=exchange, times=(0.3, 1.7)
     )
     assert first.kind == "KeyboardInterrupt", first
     assert 0 <= first.seconds < 1.0, first
     for told in (second, last):
         assert told.kind == PEER_ERROR, told
-        assert told.seconds < 2.0, told
+        assert told.seconds < 1.2, told  # before the last rank has come
     if place == "agreement":
         assert_fine([first, second, last])
         for told in (second, last):
             assert re.search(r"rank 0 waited for rank 2 in call \d+ .* was interrupted", told.message), told.message
         return
     for told in (second, last):
-        assert re.search(r"lost peer 0 in call \d+.*rank 0 failed in call .*KeyboardInterrupt", told.message), told.message
+        assert re.search(r"lost peer 0 in call \d+.*rank 0 failed in call .*KeyboardInterrupt", told.message), (
+            told.message
+        )
         assert told.next_error == float("inf"), "the group is closed"
     assert first.next_error == float("inf")
 
 
-@pytest.mark.parametrize(("place", "exchange"), [("agreement", "auto"), ("exchange", "all_to_all"), ("exchange", "p2p")])
+@pytest.mark.parametrize(("place", "exchange"), WAITS)
 def test_other_threads_go_on_while_a_rank_waits(pool, place, exchange):
     stood_still = pool.run(
-        "waiting_jobs:counted_meanwhile", 3, fresh=GROUPS, place=place, exchange=exchange, pause_s=1.0
+        "waiting_jobs:counted_meanwhile", 3, fresh=GROUPS, place=place, exchange=exchange, pause_s=0.8
     )
     assert max(stood_still) < 0.3, stood_still
