@@ -14,12 +14,16 @@
 #include "binding/group/debug.h"
 #include "binding/group/live_call.h"
 #include "binding/group/mailbox.h"
+#include "binding/watch/bounded_wait.h"
 #include "binding/watch/deadline.h"
 #include "binding/watch/interpreter.h"
 #include "binding/watch/patience.h"
 
 namespace ringspan::binding {
 namespace {
+
+// A store answers within this time, or it is out of reach.
+constexpr std::chrono::milliseconds kAnswer{1500};
 
 // A store or a collective carries a text of any length, but not every one survives it.
 std::string cut(const std::string& message) {
@@ -181,6 +185,15 @@ Agreed Agreement::agree(const Group& group, const Proposal& proposal) {
     record_.end(entry, text);
     close({-1, text});
     throw_peer_error(text);
+  } catch (const WaitInterrupted& interrupted) {
+    const std::string text = concat("rank ", group.rank, " was interrupted in call ", number, " (before step 0)");
+    record_.end(entry, text);
+    close(watch_->report({group.rank, text}, kAnswer));
+    std::rethrow_exception(interrupted.raised);
+  } catch (const c10::DistBackendError& error) {
+    record_.end(entry, message_of(error));
+    write_flight_record();
+    throw;
   } catch (const std::exception& error) {
     record_.end(entry, message_of(error));
     throw;

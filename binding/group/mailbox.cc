@@ -229,7 +229,18 @@ class CollectiveMailbox final : public Mailbox {
   explicit CollectiveMailbox(Watch& watch) : watch_(watch) {}
 
   std::vector<std::string> swap(const Group& group, const Letter& letter, Patience& patience, Awaited) override {
-    return swap_frames(group, letter.text, [&](const Work& work) { finish(group, work, watch_, patience); });
+    try {
+      return swap_frames(group, letter.text, [&](const Work& work) { finish(group, work, watch_, patience); });
+    } catch (const WaitInterrupted&) {
+      throw;
+    } catch (const WaitEnded& ended) {
+      const std::string& words = ended.failure().words;
+      throw LostTexts(
+          words.empty() ? concat("not all came within ", static_cast<double>(patience.deadline().count()) / 1e3, " s")
+                        : words);
+    } catch (const std::exception& error) {
+      throw LostTexts(message_of(error));
+    }
   }
 
   void leave(const Group& group, const Letter& letter) override {
