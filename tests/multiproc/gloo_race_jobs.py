@@ -10,6 +10,7 @@ import ctypes
 import datetime
 import json
 import os
+import runpy
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -17,45 +18,18 @@ from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
+from torch.utils._python_dispatch import TorchDispatchMode
 
 if TYPE_CHECKING:
     import oracle
 
 sys.path[:0] = [str(Path(__file__).parent.parent / "python")]
 
+REPORT = Path(__file__).parents[2] / "docs" / "gloo-race" / "upstream.py"
 RUN_LOOP = b"_ZN4c10d16ProcessGroupGloo7runLoopEi"
 LIBRARY = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
 NOT_FOUND = {1: "libtorch_cpu.so is not where it is in a wheel", 2: "no symbol", 3: "a symbol without a size"}
 TIMEOUT = datetime.timedelta(seconds=20)
-POSTS = 8  # of each kind in flight: enough that both workers have something to complete
-
-
-def functional() -> None:
-    """PyTorch's functional collectives, as a program or a DTensor makes them."""
-    ops, name, x = torch.ops._c10d_functional, dist.group.WORLD.group_name, torch.ones(dist.get_world_size())
-    ones = [1] * len(x)
-    flying = []
-    for _ in range(POSTS):
-        flying += [
-            ops.all_gather_into_tensor(x, len(x), name),
-            ops.all_to_all_single(x, ones, ones, name),
-        ]
-    for tensor in flying:
-        ops.wait_tensor(tensor)
-
-
-def by_c10d() -> None:
-    """The same exchanges by the ops whose works have short names."""
-    world = dist.get_world_size()
-    x = torch.ones(world)
-    flying = []
-    for _ in range(POSTS):
-        flying += [
-            dist.all_gather_into_tensor(torch.empty(world * world), x, async_op=True),
-            dist.all_to_all_single(torch.empty(world), x, async_op=True),
-        ]
-    for work in flying:
-        work.wait()
 
 
 class Attention:
@@ -95,17 +69,30 @@ class Attention:
             self.error = max(self.error, self.oracle.error(got.numpy(), right.numpy()))
 
 
-class Counted(Attention):
-    """The same while collectives are counted: they are PyTorch's functional ones then."""
+class Watched(Attention):
+    """The same while a mode sees every op, as CommDebugMode does: collectives are PyTorch's functional ones then."""
+
+    class Mode(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            return func(*args, **(kwargs or {}))
 
     def __call__(self) -> None:
-        from torch.distributed.tensor.debug import CommDebugMode
-
-        with CommDebugMode():
+        with self.Mode():
             super().__call__()
 
 
-JOBS = {"functional": lambda: functional, "by_c10d": lambda: by_c10d, "attention": Attention, "counted": Counted}
+def of_report(**arguments: bool) -> Callable[[], None]:
+    """A round of the script that the report to PyTorch has."""
+    exchange = runpy.run_path(str(REPORT))["exchange"]
+    return lambda: exchange(**arguments)
+
+
+JOBS = {
+    "functional": of_report,
+    "short": lambda: of_report(short=True),
+    "attention": Attention,
+    "watched": Watched,
+}
 
 
 def arm(longest_nap_us: int) -> tuple[Callable[[], int], str]:

@@ -26,15 +26,22 @@ class OneThread(_GLOO, metaclass=_OfGloo):
     """What PyTorch makes for the backend "gloo", with its own arguments, but for the number of threads."""
 
     def __init__(
-        self, store: dist.Store, rank: int, size: int, timeout: datetime.timedelta = dist.default_pg_timeout
+        self,
+        store: dist.Store,
+        rank: int,
+        size: int,
+        options: dist.ProcessGroupGloo._Options | datetime.timedelta | None = None,
+        timeout: datetime.timedelta = dist.default_pg_timeout,
     ) -> None:
-        interfaces = os.environ.get("GLOO_SOCKET_IFNAME", "")
-        options = _GLOO._Options()
+        if not isinstance(options, _GLOO._Options):
+            interfaces = os.environ.get("GLOO_SOCKET_IFNAME", "")
+            made = _GLOO._Options()
+            made._timeout = options or timeout
+            made._devices = [_GLOO.create_device(interface=one) for one in interfaces.split(",") if one] or [
+                _GLOO.create_default_device()
+            ]
+            options = made
         options._threads = 1
-        options._timeout = timeout
-        options._devices = [_GLOO.create_device(interface=one) for one in interfaces.split(",") if one] or [
-            _GLOO.create_default_device()
-        ]
         super().__init__(store, rank, size, options)
 
 

@@ -116,7 +116,7 @@ def test_functional_collectives_of_pytorch_die(delays):
 
 def test_the_same_exchanges_under_short_names_live(delays):
     """Delays alone harm nobody."""
-    [ended] = run(delays, "by_c10d", 1, COLLECTIVES)
+    [ended] = run(delays, "short", 1, COLLECTIVES)
     assert naps_of(ended) > 1000
 
 
@@ -128,5 +128,5 @@ def test_attention_lives(delays):
 
 
 def test_attention_by_functional_ops_would_die(delays):
-    """The same rounds come to the race: under CommDebugMode, where collectives are the functional ones."""
-    assert_dies(delays, "counted", 2, ATTENTION)
+    """The same rounds come to the race: under a mode such as CommDebugMode, where collectives are the functional ones."""
+    assert_dies(delays, "watched", 2, ATTENTION)
