@@ -206,6 +206,8 @@ class StoreMailbox final : public Mailbox {
         if (watch_.give_up(wanted)) answer.wait_for(kAnswer);
         throw;
       }
+      const auto failure = watch_.failure();
+      if (failure && !watch_.not_joined().empty()) throw LostTexts(failure->words);
       if (!is_over) continue;
       if (!watch_.give_up(wanted)) return false;
       if (answer.wait_for(kAnswer) == std::future_status::ready) return true;
