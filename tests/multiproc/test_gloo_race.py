@@ -128,5 +128,5 @@ def test_attention_lives(delays):
 
 
 def test_attention_by_functional_ops_would_die(delays):
-    """The same rounds come to the race under a mode such as CommDebugMode, where collectives are the functional ones."""
+    """The same rounds come to the race under CommDebugMode and its like, where collectives are the functional ones."""
     assert_dies(delays, "watched", 2, ATTENTION)
