@@ -27,6 +27,9 @@ from typing import Any
 SIZE = 4
 WATCHDOG_S = 60
 GROUP_TIMEOUT = datetime.timedelta(seconds=40)
+# What the fork server imports, once for all processes of a session. It starts no thread by that. The last two are what
+# a first call imports (symbolic shapes) and what the judge draws with.
+PRELOADED = ["torch", "torch.distributed", "ringspan", "torch.fx.experimental.symbolic_shapes", "numpy.random"]
 _LAST_WORDS = 20000  # characters of a dead process's standard error that a failure shows
 _PATHS = [str(Path(__file__).parent), str(Path(__file__).parent.parent / "python")]
 
@@ -43,13 +46,18 @@ class Fresh:
     count: int = 1
 
 
+def forking_context() -> Any:
+    """Makes processes that are forks of a server: they have imported torch, and begin without a thread."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
+    return context
+
+
 class Pool:
     """Starts its processes at the first job."""
 
     def __init__(self) -> None:
-        # A fork of a server that has imported torch and started no thread: one import for all processes of a session.
-        self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(["torch", "torch.distributed", "ringspan"])
+        self._context = forking_context()
         self._workers: list[tuple[Any, Connection]] = []
         self._folder = tempfile.TemporaryDirectory(prefix="ringspan-pool-")
         self._store: Any = None
@@ -159,7 +167,9 @@ def _serve(pipe: Connection, rank: int, port: int, stacks: str) -> None:
     sys.path[:0] = _PATHS
     import torch
     import torch.distributed as dist
+    from gloo_threads import use_one_thread
 
+    use_one_thread()
     log = open(stacks, "w")  # noqa: SIM115  open as long as the process lives
     faulthandler.register(signal.SIGUSR1, file=log, all_threads=True)
     # A crash tells where it was, in C++ too: the handler writes to standard error.
