@@ -1,12 +1,14 @@
 #include "binding/group/agreement.h"
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cmath>
 #include <cstdlib>
 #include <unordered_map>
 #include <utility>
 
+#include <torch/csrc/autograd/graph_task.h>
 #include <unistd.h>
 
 #include "binding/base/content_hash.h"
@@ -35,6 +37,19 @@ RowReading settled(RowReading reading) { return reading == RowReading::kEither ?
 
 // A forked child shares the connections of its parent, and has none of its threads.
 int64_t this_process() { return ::getpid(); }
+
+// Another one for each thread; systems give the number of a thread that has ended again.
+int64_t this_thread() {
+  static std::atomic<int64_t> num_threads = 0;
+  thread_local const int64_t number = ++num_threads;
+  return number;
+}
+
+// Also of what is computed again: with activation checkpointing autograd calls forwards, from threads of its own.
+bool is_in_backward(const Proposal& proposal) {
+  return proposal.kind == CallKind::kBackward || proposal.is_in_backward ||
+         torch::autograd::get_current_graph_task_id() >= 0;
+}
 
 struct Entry {
   c10::weak_intrusive_ptr<c10d::ProcessGroup> group;
@@ -91,18 +106,18 @@ void Agreement::check_open() const {
 }
 
 void Agreement::check_thread(const Group& group, const Proposal& proposal) {
-  if (proposal.kind == CallKind::kBackward || proposal.is_in_backward) return;
+  if (is_in_backward(proposal)) return;
   std::string owner;
   {
     const std::lock_guard lock(mutex_);
-    if (owner_ && owner_->thread == std::this_thread::get_id()) return;
+    if (owner_ && owner_->thread == this_thread()) return;
     if (owner_) owner = owner_->name;
   }
   const std::string own = name_of_thread();
   if (owner.empty()) {
     const std::lock_guard lock(mutex_);
     if (!owner_) {
-      owner_ = {std::this_thread::get_id(), own};
+      owner_ = {this_thread(), own};
       return;
     }
     owner = owner_->name;

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import subprocess
+import sys
 
 import pytest
+import thread_ranks
 import waiting_jobs
 from pool import Fresh
 from trials import faults_of_group, faults_of_refusal
@@ -40,11 +45,11 @@ def assert_given_up(told, world, waits_s):
 
 def test_a_deadline_is_kept_in_every_call(pool):
     answers = pool.run(
-        "waiting_jobs:one_is_absent", 4, fresh=GROUPS, deadline_s=DEADLINE_S, how="set_deadline",
+        "waiting_jobs:one_is_absent", 3, fresh=GROUPS, deadline_s=DEADLINE_S, how="set_deadline",
         kinds=list(waiting_jobs.CALLS), waits_s=DEADLINE_S,
     )  # fmt: skip
     for kind in waiting_jobs.CALLS:
-        assert_given_up([found[kind] for found in answers], 4, DEADLINE_S)
+        assert_given_up([found[kind] for found in answers], 3, DEADLINE_S)
 
 
 def test_the_variable_is_kept(pool):
@@ -191,3 +196,41 @@ def test_other_threads_go_on_while_a_rank_waits(pool, place, exchange):
         "waiting_jobs:counted_meanwhile", 3, fresh=GROUPS, place=place, exchange=exchange, pause_s=0.8
     )
     assert max(stood_still) < 0.3, stood_still
+
+
+def ranks_of_threads(what, world):
+    """What each rank of a program of its own tells (thread_ranks.py)."""
+    found = subprocess.run(
+        [sys.executable, thread_ranks.__file__, what, str(world)],
+        env={**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"},
+        capture_output=True, text=True, timeout=90,
+    )  # fmt: skip
+    assert found.returncode == 0, found.stderr[-3000:]
+    return json.loads(found.stdout)
+
+
+def test_a_group_beyond_64_ranks_ends_by_the_deadline():
+    """Its agreement is a collective: a rank that is absent is named by nobody, and the group is closed."""
+    answers = ranks_of_threads("many", 65)
+    for rank, (mean, differs, refused, absent, after) in enumerate(answers):
+        assert mean == 32.0
+        assert differs["kind"] == "ValueError"
+        assert "averaged_by 2 step_valid None on rank 1." in differs["message"]
+        assert refused["kind"] == "ValueError"
+        assert "averaged_by is 'two'" in refused["message"]
+        assert absent["kind"] == after["kind"] == PEER_ERROR, f"rank {rank}: {absent}, {after}"
+        assert absent["seconds"] < thread_ranks.DEADLINE_S + MARGIN_S, f"rank {rank}: {absent}"
+        assert "in call 4" in absent["message"]
+        assert rank == 64 or "not all came within 1 s" in absent["message"], absent
+        assert "is closed by an earlier failure" in after["message"]
+        assert after["seconds"] < MARGIN_S
+
+
+def test_a_group_without_a_store_agrees():
+    """Threads as ranks: nothing bounds their waits, but what is wrong is told by the agreement itself."""
+    for error, differs, refused, error_after, calls in ranks_of_threads("without", 3):
+        assert max(error, error_after) < 1e-5
+        assert differs["kind"] == refused["kind"] == "ValueError"
+        assert "scale is 0.25 on ranks 0, 2, 0.5 on rank 1" in differs["message"]
+        assert "scale is nan" in refused["message"]
+        assert [number for number, kind in calls if kind == "forward"] == [1, 2, 3, 4, 5]
