@@ -20,11 +20,13 @@ from ringspan.bench.host import describe_host
 for folder in ("", "python", "multiproc"):
     sys.path.insert(0, str(Path(__file__).parent / folder))
 
-from pool import Pool  # noqa: E402  found by the paths above
+from gloo_threads import use_one_thread  # noqa: E402  found by the paths above
+from pool import Pool  # noqa: E402
 
 from quick import QUICK  # noqa: E402
 
 torch.set_num_threads(1)
+use_one_thread()
 
 ROOT = Path(__file__).resolve().parent.parent
 

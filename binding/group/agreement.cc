@@ -1,12 +1,14 @@
 #include "binding/group/agreement.h"
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cmath>
 #include <cstdlib>
 #include <unordered_map>
 #include <utility>
 
+#include <torch/csrc/autograd/graph_task.h>
 #include <unistd.h>
 
 #include "binding/base/content_hash.h"
@@ -14,12 +16,16 @@
 #include "binding/group/debug.h"
 #include "binding/group/live_call.h"
 #include "binding/group/mailbox.h"
+#include "binding/watch/bounded_wait.h"
 #include "binding/watch/deadline.h"
 #include "binding/watch/interpreter.h"
 #include "binding/watch/patience.h"
 
 namespace ringspan::binding {
 namespace {
+
+// A store answers within this time, or it is out of reach.
+constexpr std::chrono::milliseconds kAnswer{1500};
 
 // A store or a collective carries a text of any length, but not every one survives it.
 std::string cut(const std::string& message) {
@@ -31,6 +37,19 @@ RowReading settled(RowReading reading) { return reading == RowReading::kEither ?
 
 // A forked child shares the connections of its parent, and has none of its threads.
 int64_t this_process() { return ::getpid(); }
+
+// Another one for each thread; systems give the number of a thread that has ended again.
+int64_t this_thread() {
+  static std::atomic<int64_t> num_threads = 0;
+  thread_local const int64_t number = ++num_threads;
+  return number;
+}
+
+// Also of what is computed again: with activation checkpointing autograd calls forwards, from threads of its own.
+bool is_in_backward(const Proposal& proposal) {
+  return proposal.kind == CallKind::kBackward || proposal.is_in_backward ||
+         torch::autograd::get_current_graph_task_id() >= 0;
+}
 
 struct Entry {
   c10::weak_intrusive_ptr<c10d::ProcessGroup> group;
@@ -87,18 +106,18 @@ void Agreement::check_open() const {
 }
 
 void Agreement::check_thread(const Group& group, const Proposal& proposal) {
-  if (proposal.kind == CallKind::kBackward || proposal.is_in_backward) return;
+  if (is_in_backward(proposal)) return;
   std::string owner;
   {
     const std::lock_guard lock(mutex_);
-    if (owner_ && owner_->thread == std::this_thread::get_id()) return;
+    if (owner_ && owner_->thread == this_thread()) return;
     if (owner_) owner = owner_->name;
   }
   const std::string own = name_of_thread();
   if (owner.empty()) {
     const std::lock_guard lock(mutex_);
     if (!owner_) {
-      owner_ = {std::this_thread::get_id(), own};
+      owner_ = {this_thread(), own};
       return;
     }
     owner = owner_->name;
@@ -181,6 +200,15 @@ Agreed Agreement::agree(const Group& group, const Proposal& proposal) {
     record_.end(entry, text);
     close({-1, text});
     throw_peer_error(text);
+  } catch (const WaitInterrupted& interrupted) {
+    const std::string text = concat("rank ", group.rank, " was interrupted in call ", number, " (before step 0)");
+    record_.end(entry, text);
+    close(watch_->report({group.rank, text}, kAnswer));
+    std::rethrow_exception(interrupted.raised);
+  } catch (const c10::DistBackendError& error) {
+    record_.end(entry, message_of(error));
+    write_flight_record();
+    throw;
   } catch (const std::exception& error) {
     record_.end(entry, message_of(error));
     throw;

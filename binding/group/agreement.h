@@ -7,7 +7,6 @@
 #include <mutex>
 #include <optional>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -46,7 +45,8 @@ class Agreement : public std::enable_shared_from_this<Agreement> {
   // and ranks, the refusal of a rank, or DistBackendError naming the ranks that did not come within the deadline; the
   // group can be used again after each of these. DistBackendError naming the first that failed where the group is
   // closed, or is closed by what happens now.
-  // Error where another thread than the first one makes a forward, until hand_over.
+  // Error where another thread than the first one makes a forward, until hand_over. Forwards that a backward makes come
+  // from whatever thread that runs in.
   Agreed agree(const Group& group, const Proposal& proposal);
   // A call whose caller vouches for what agree() makes sure of.
   std::unique_ptr<LiveCall> begin_unagreed(const Group& group, const Proposal& proposal);
@@ -74,7 +74,7 @@ class Agreement : public std::enable_shared_from_this<Agreement> {
 
  private:
   struct Owner {
-    std::thread::id thread;
+    int64_t thread = 0;
     std::string name;
   };
 

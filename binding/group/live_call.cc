@@ -53,13 +53,19 @@ void LiveCall::finish(const Work& work, int64_t peer) {
   }
   Watch& watch = agreement_->watch();
   const auto describe = [&] {
-    const std::string whom = peer >= 0 ? concat("rank ", peer) : std::string("its peers");
+    const std::vector<int64_t> last = watch.last_ranks();
+    const std::string whom = peer >= 0          ? concat("rank ", peer)
+                             : last.size() == 1 ? concat("rank ", last.front())
+                                                : std::string("its peers");
     return concat("rank ", group_.rank, " waits for ", whom, " in call ", number_, " of group \"", group_.name, "\" (",
                   agreement_->record().reached(entry_).str(), "). ", agreement_->last_calls());
   };
   Patience patience(watch, deadline_of(group_), describe);
   try {
+    position_.waits = true;
+    watch.move_to(position_);
     binding::finish(group_, work, watch, patience);
+    position_.waits = false;
     ++position_.count;
     watch.move_to(position_);
   } catch (const WaitEnded& ended) {
@@ -74,10 +80,11 @@ void LiveCall::finish(const Work& work, int64_t peer) {
         concat(whom, " showed no sign of progress for ", static_cast<double>(patience.deadline().count()) / 1e3,
                " s while rank ", group_.rank, " waited");
     close_and_throw(first, "");
+  } catch (const WaitInterrupted& interrupted) {
+    std::rethrow_exception(interrupted.raised);
   } catch (const c10::DistBackendError&) {
     throw;
   } catch (const std::exception& error) {
-    if (!work->isCompleted()) throw;  // a signal
     lose(peer, message_of(error));
   }
 }

@@ -37,8 +37,16 @@ class ReceiveWait {
   Watch& watch_;
 };
 
+bool is_over_now(Patience& patience) {
+  try {
+    return patience.is_over();
+  } catch (...) {
+    throw WaitInterrupted{std::current_exception()};
+  }
+}
+
 void look_around(Watch& watch, Patience& patience) {
-  const bool is_over = patience.is_over();
+  const bool is_over = is_over_now(patience);
   if (const auto failure = watch.failure()) throw WaitEnded(*failure);
   if (!is_over) return;
   const std::vector<int64_t> last = watch.last_ranks();

@@ -29,8 +29,11 @@ using Milliseconds = std::chrono::milliseconds;
 constexpr Milliseconds kIdle = 500ms, kEager = 20ms, kPatient = 100ms;
 constexpr Clock::duration kEagerFor = 1s;  // a wait that lasts longer is looked at less often
 constexpr Milliseconds kFirstJoin = 1ms, kLastJoin = 20ms;
-// A call that lasts longer tells how far it is, and whose texts are missing is asked as often.
-constexpr Clock::duration kLong = 500ms, kAskMissing = 1s;
+// A call that lasts longer tells how far it is.
+constexpr Clock::duration kLong = 500ms;
+// How often it is asked how far the others are and whose texts are missing: some keys per rank, from every rank that
+// waits. It is also how much later than its deadline a rank may give up.
+constexpr Milliseconds kAskPerRank = 30ms, kAskLeast = 100ms, kAskMost = 1s;
 // A rank that can be watched in no other way says something every kBeat, and is lost when it is silent for kSilence.
 constexpr Clock::duration kBeat = 2s, kSilence = 10s;
 
@@ -102,6 +105,7 @@ struct Watch::State {
   Position published;
   int64_t beats = 0;
   Clock::time_point told{}, asked{};
+  const Milliseconds ask_pause = std::clamp(kAskPerRank * size, kAskLeast, kAskMost);
   struct Heard {
     std::string text;
     Clock::time_point at{};
@@ -118,11 +122,12 @@ struct Watch::State {
   std::optional<Failure> failure;
   std::shared_ptr<const Awaited> awaited;
   int64_t num_waiting = 0;
+  bool asks_at_once = false;
   Clock::time_point waiting_since{};
   c10::intrusive_ptr<c10d::Work> receive;
   Clock::time_point receive_since{};
   Position own;
-  Clock::time_point call_since{};
+  Clock::time_point call_since{}, own_since{};
   std::vector<std::optional<Position>> positions;
   std::vector<Heard> heard;
   std::vector<int64_t> missing;
@@ -204,7 +209,16 @@ void Watch::State::join() {
   }
   if (has_news) joining->set(key_of(rank), bytes_of(to_text(entry, read)));
   is_published = true;
-  if (std::all_of(is_mutual.begin(), is_mutual.end(), [](bool mutual) { return mutual; })) finish_joining();
+  if (std::all_of(is_mutual.begin(), is_mutual.end(), [](bool mutual) { return mutual; })) {
+    finish_joining();
+    return;
+  }
+  // There is no key yet under which it could be told: each rank sees it by itself.
+  const std::vector<int64_t> gone = peers.lost();
+  if (!gone.empty() && !failure) {
+    set_failure({gone.front(), concat("rank ", gone.front(), " ", describe(peers.fate(gone.front())),
+                                      " before all ranks of the group had made a call")});
+  }
 }
 
 void Watch::State::finish_joining() {
@@ -229,9 +243,11 @@ void Watch::State::call_off_receive() {
 void Watch::State::tell_position() {
   Position now_at;
   bool is_long = false;
+  Clock::time_point since;
   {
     const std::lock_guard lock(mutex);
     now_at = own;
+    since = own_since;
     is_long = own.number > 0 && Clock::now() - call_since > kLong;
   }
   bool beats_too = false;
@@ -240,21 +256,25 @@ void Watch::State::tell_position() {
   if (!has_moved && !(beats_too && Clock::now() - told > kBeat)) return;
   published = now_at;
   told = Clock::now();
-  store->set(concat(prefix, "at/", rank),
-             bytes_of(concat(now_at.number, " ", now_at.step, " ", now_at.count, " ", ++beats)));
+  // Clocks differ between hosts, times do not.
+  const auto age = std::chrono::duration_cast<Milliseconds>(told - since).count();
+  store->set(concat(prefix, "at/", rank), bytes_of(concat(now_at.number, " ", now_at.step, " ", now_at.count, " ",
+                                                          now_at.waits, " ", age, " ", ++beats)));
 }
 
 void Watch::State::look_around() {
   std::shared_ptr<const Awaited> wanted;
+  bool asks = Clock::now() - asked > ask_pause;
   {
     const std::lock_guard lock(mutex);
     if (num_waiting == 0) return;
+    asks = std::exchange(asks_at_once, false) || asks;
     wanted = awaited;
     if (failure && (!wanted || wanted == filled)) return;
   }
   const std::string failed = concat(prefix, "failed");
   if (!failure && store->check({failed})) set_failure(failure_of(text_of(store->get(failed))));
-  if (Clock::now() - asked > kAskMissing) {
+  if (asks) {
     asked = Clock::now();
     read_positions();
     if (wanted) {
@@ -300,12 +320,13 @@ void Watch::State::read_positions() {
     const std::string text = text_of(store->get(key));
     std::istringstream numbers(text);
     Position position;
-    numbers >> position.number >> position.step >> position.count;
+    int64_t age = 0;
+    numbers >> position.number >> position.step >> position.count >> position.waits >> age;
     const std::lock_guard lock(mutex);
     if (heard[other].text != text) heard[other] = {text, Clock::now()};
     if (positions[other] == position) continue;
     positions[other] = position;
-    moved = Clock::now();
+    moved = std::max(moved, Clock::now() - Milliseconds(age));
   }
 }
 
@@ -366,7 +387,7 @@ Watch::Attention::Attention(Watch& watch, std::shared_ptr<const Awaited> awaited
     State& state = *watch.state_;
     const std::lock_guard lock(state.mutex);
     if (++state.num_waiting == 1) state.waiting_since = Clock::now();
-    state.moved = Clock::now();
+    state.asks_at_once = true;
     state.missing.clear();
     state.awaited = std::move(awaited);
   }
@@ -434,7 +455,8 @@ std::future<void> Watch::leave(const std::string& key, const std::string& text) 
 
 void Watch::move_to(const Position& position) {
   const std::lock_guard lock(state_->mutex);
-  if (state_->own.number != position.number) state_->call_since = Clock::now();
+  state_->own_since = Clock::now();
+  if (state_->own.number != position.number) state_->call_since = state_->own_since;
   state_->own = position;
 }
 
@@ -445,17 +467,27 @@ Watch::Overview Watch::overview() const {
 
 std::vector<int64_t> Watch::last_ranks() const {
   const std::lock_guard lock(state_->mutex);
-  std::vector<int64_t> ranks;
-  std::pair<int64_t, int64_t> least{};
+  std::vector<int64_t> silent, ranks;
+  std::pair<bool, int64_t> least{};
+  bool has_words = false;
   for (int64_t other = 0; other < state_->size; ++other) {
+    if (other == state_->rank) continue;
     const auto& position = state_->positions[other];
-    if (other == state_->rank || !position) continue;
-    const std::pair at(position->number, position->step);
+    has_words = has_words || position;
+    if (!position || position->number < state_->own.number) {
+      silent.push_back(other);
+      continue;
+    }
+    const std::pair at(position->waits, position->step);
     if (!ranks.empty() && at > least) continue;
     if (ranks.empty() || at < least) ranks.clear();
     least = at;
     ranks.push_back(other);
   }
+  if (!has_words) return {};
+  // Who waits is held up by those of whom nothing is known.
+  if (!silent.empty() && !ranks.empty() && least.first) ranks.clear();
+  ranks.insert(ranks.end(), silent.begin(), silent.end());
   return ranks;
 }
 

@@ -39,6 +39,7 @@ struct Position {
   int64_t number = 0;  // of the call
   int64_t step = -1;   // -1: before the first
   int64_t count = 0;   // of everything that it has finished: another one is a sign of life
+  bool waits = false;  // for others
 
   bool operator==(const Position&) const = default;
 };
@@ -109,7 +110,9 @@ class Watch {
     std::chrono::steady_clock::time_point moved;
   };
   Overview overview() const;
-  // Of the ranks but this one, those that are least far; none where nobody said anything.
+  // Of the ranks but this one those that hold up the others, as far as it is known: those that have said nothing in
+  // this call and those that compute, the least far of them; where all of them wait, the least far. None where nobody
+  // said anything.
   std::vector<int64_t> last_ranks() const;
 
  private:

@@ -167,7 +167,9 @@ def _serve(pipe: Connection, rank: int, port: int, stacks: str) -> None:
     sys.path[:0] = _PATHS
     import torch
     import torch.distributed as dist
+    from gloo_threads import use_one_thread
 
+    use_one_thread()
     log = open(stacks, "w")  # noqa: SIM115  open as long as the process lives
     faulthandler.register(signal.SIGUSR1, file=log, all_threads=True)
     # A crash tells where it was, in C++ too: the handler writes to standard error.
