@@ -122,6 +122,13 @@ class Ranks:
             self._look(_POLL_S)
         return not any(one.is_busy and one.stopped is None for one in chosen)
 
+    def wait_for_end(self, rank: int, within_s: float = WATCHDOG_S) -> float | None:
+        """When this rank's process ended, None where it has not in time."""
+        end = time.monotonic() + within_s
+        while self._ranks[rank].ended is None and time.monotonic() < end:
+            self._look(_POLL_S)
+        return self._ranks[rank].ended
+
     def _look(self, seconds: float) -> None:
         """Takes in what the processes say and what becomes of them."""
         pipes = {one.pipe: one for one in self._ranks if one.ended is None}

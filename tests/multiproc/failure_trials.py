@@ -164,6 +164,8 @@ def _fail(trial: Trial, ranks: Ranks, place: float) -> float | None:
             ranks.tell(rank, "signal", number=number)
         ranks.tell(rank, "backward")
         ranks.tell(rank, "forward", case=trial.case(2))
+        if trial.moment == "time" and rank != trial.victim:
+            ranks.tell(rank, "forward", case=trial.case(3))  # the signal may come after all calls of the victim
         ranks.tell(rank, "check")
     if trial.moment in ("agreement", "time"):
         time.sleep(0.4 if trial.moment == "agreement" else place)
@@ -178,11 +180,11 @@ def _fail(trial: Trial, ranks: Ranks, place: float) -> float | None:
 
 
 def _moment_of_failure(trial: Trial, ranks: Ranks) -> float | None:
+    if trial.what == "kill":
+        return ranks.wait_for_end(trial.victim, within_s=10)
     ranks.wait([trial.victim], within_s=10)
     if trial.stops:
         return ranks.stopped(trial.victim)
-    if trial.what == "kill":
-        return ranks.ended(trial.victim)
     # When it was trapped is not known; its call began a little earlier.
     return next((told.began for told in ranks.told(trial.victim) if told.kind), None)
 
