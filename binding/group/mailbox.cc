@@ -237,9 +237,9 @@ class CollectiveMailbox final : public Mailbox {
       throw;
     } catch (const WaitEnded& ended) {
       const std::string& words = ended.failure().words;
-      throw LostTexts(
-          words.empty() ? concat("not all came within ", static_cast<double>(patience.deadline().count()) / 1e3, " s")
-                        : words);
+      throw LostTexts(words.empty()
+                          ? concat("not all came within ", static_cast<double>(patience.deadline().count()) / 1e3, " s")
+                          : words);
     } catch (const std::exception& error) {
       throw LostTexts(message_of(error));
     }
