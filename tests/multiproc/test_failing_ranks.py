@@ -26,7 +26,7 @@ COMBINATIONS: list[Combination] = [
     if AUTO not in (schedule, exchange) and (exchange != "all_gather" or schedule == "gather")
 ]
 # How many places of each combination are in the spread.
-SPREAD = {"kill": 3, "throw": 2, "memory": 2, "stop": 1, "pause": 1}
+SPREAD = {"kill": 2, "throw": 1, "memory": 1, "stop": 1, "pause": 1}
 AROUND = ["kill", "stop"]
 AROUND_COMBINATIONS = [("ring", "all_to_all"), ("ulysses", "p2p")]
 MOMENTS = [("before", True), ("before", False), ("agreement", True), ("agreement", False), ("between", False)]
