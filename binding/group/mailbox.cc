@@ -122,7 +122,7 @@ class StoreMailbox final : public Mailbox {
     // What stands under the own key then: not the letter where this rank has given up before all had joined, or was
     // given up.
     std::string put(const std::string& key, const Letter& letter) {
-      std::string standing = text_of(store->compareSet(prefix + key, {}, bytes_of(letter.text)));
+      std::string standing = set_first(*store, prefix + key, letter.text);
       if (standing != letter.text) note(letter.number, key);
       return standing;
     }

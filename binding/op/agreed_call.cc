@@ -75,19 +75,18 @@ void make_agreed(PreparedCall& prepared, const CallArguments& arguments, CallKin
   Signature signature(Signature::Form::kHash);
   sign(call, arguments, signature);
   const int64_t q_rows = call.plan->q_rows[call.group.rank];
-  const Proposal proposal{
-      .kind = kind,
-      .forward_number = forward_number,
-      .needs_grad = arguments.needs_grad,
-      .hash = signature.hash(),
-      .place = arguments.place,
-      .bias_content = hash_of_shared(pairs.bias, q_rows),
-      .mask_content = pairs.mask_by_grid ? 0 : hash_of_shared(pairs.mask, q_rows),
-      .bias_rows = call.bias_rows,
-      .mask_rows = call.mask_rows,
-      .seed = pairs.seed,
-      .seed_is_drawn = pairs.seed_is_drawn,
-      .describe = [&] { return describe(call, arguments); }};
+  const Proposal proposal{.kind = kind,
+                          .forward_number = forward_number,
+                          .needs_grad = arguments.needs_grad,
+                          .hash = signature.hash(),
+                          .place = arguments.place,
+                          .bias_content = hash_of_shared(pairs.bias, q_rows),
+                          .mask_content = pairs.mask_by_grid ? 0 : hash_of_shared(pairs.mask, q_rows),
+                          .bias_rows = call.bias_rows,
+                          .mask_rows = call.mask_rows,
+                          .seed = pairs.seed,
+                          .seed_is_drawn = pairs.seed_is_drawn,
+                          .describe = [&] { return describe(call, arguments); }};
   Agreed agreed = Agreement::of(call.group)->agree(call.group, proposal);
   prepared.live = std::move(agreed.call);
   prepared.operands.seed = agreed.seed;
