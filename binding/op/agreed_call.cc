@@ -24,8 +24,8 @@ std::vector<std::string> names_of_given(const CallArguments& arguments, std::vec
   return names;
 }
 
-// Where calls are debugged, of a mask or bias with one row for all queries, which must be the same on every rank; else 0.
-// A rank with a single row cannot tell and has no say.
+// Where calls are debugged, of a mask or bias with one row for all queries, which must be the same on every rank; else
+// 0. A rank with a single row cannot tell and has no say.
 uint64_t hash_of_shared(const std::optional<at::Tensor>& tensor, int64_t q_rows) {
   if (!is_debugged() || !tensor || reading_of(*tensor, q_rows) != RowReading::kShared) return 0;
   const at::Tensor bytes = tensor->detach().cpu().contiguous();

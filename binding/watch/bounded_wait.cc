@@ -45,8 +45,8 @@ bool is_over_now(Patience& patience) {
   }
 }
 
-// Where even the watch is stuck, so that nobody calls the wait off, it ends by the deadline: the group is closed then in
-// any case.
+// Where even the watch is stuck, so that nobody calls the wait off, it ends by the deadline: the group is closed then
+// in any case.
 bool is_finished_by_deadline(c10d::Work& work, Patience& patience) {
   const auto begin = std::chrono::steady_clock::now();
   try {
