@@ -209,6 +209,8 @@ class StoreMailbox final : public Mailbox {
         if (watch_.give_up(wanted)) answer.wait_for(kAnswer);
         throw;
       }
+      const auto failure = watch_.failure();
+      if (failure && !watch_.not_joined().empty()) throw LostTexts(failure->words);
       if (!is_over) continue;
       if (!watch_.give_up(wanted)) return false;
       if (answer.wait_for(kAnswer) == std::future_status::ready) return true;
@@ -238,9 +240,9 @@ class CollectiveMailbox final : public Mailbox {
       throw;
     } catch (const WaitEnded& ended) {
       const std::string& words = ended.failure().words;
-      throw LostTexts(
-          words.empty() ? concat("not all came within ", static_cast<double>(patience.deadline().count()) / 1e3, " s")
-                        : words);
+      throw LostTexts(words.empty()
+                          ? concat("not all came within ", static_cast<double>(patience.deadline().count()) / 1e3, " s")
+                          : words);
     } catch (const std::exception& error) {
       throw LostTexts(message_of(error));
     }

@@ -36,8 +36,8 @@ class Mailbox {
 
   // All ranks' texts in rank order; every rank swaps the same topics of a call in the same order. What `patience` and
   // `awaited` (but for its keys) say holds while it waits: where this rank gives up, or one has failed, the text in the
-  // place of the missing ones says so. LostTexts, and what `patience` throws: as it is where the group can be used after
-  // that, else as WaitInterrupted.
+  // place of the missing ones says so. LostTexts, and what `patience` throws: as it is where the group can be used
+  // after that, else as WaitInterrupted.
   virtual std::vector<std::string> swap(const Group& group, const Letter& letter, Patience& patience,
                                         Awaited awaited) = 0;
   // Takes part in a swap without an interest in the others' texts.

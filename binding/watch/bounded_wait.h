@@ -28,8 +28,8 @@ struct WaitInterrupted {
 };
 
 // Until a work of `group` is finished. On gloo: WaitEnded where a rank of the group has failed, or where the deadline
-// of `patience` passed; WaitInterrupted with what `patience` throws; throws what the work failed with. Other backends do
-// not hold up a CPU thread here, or cannot be asked: there it is the work's own wait.
+// of `patience` passed; WaitInterrupted with what `patience` throws; throws what the work failed with. Other backends
+// do not hold up a CPU thread here, or cannot be asked: there it is the work's own wait.
 void finish(const Group& group, const c10::intrusive_ptr<c10d::Work>& work, Watch& watch, Patience& patience);
 
 }  // namespace ringspan::binding

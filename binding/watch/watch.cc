@@ -211,7 +211,16 @@ void Watch::State::join() {
   }
   if (has_news) joining->set(key_of(rank), bytes_of(to_text(entry, read)));
   is_published = true;
-  if (std::all_of(is_mutual.begin(), is_mutual.end(), [](bool mutual) { return mutual; })) finish_joining();
+  if (std::all_of(is_mutual.begin(), is_mutual.end(), [](bool mutual) { return mutual; })) {
+    finish_joining();
+    return;
+  }
+  // There is no key yet under which it could be told: each rank sees it by itself.
+  const std::vector<int64_t> gone = peers.lost();
+  if (!gone.empty() && !failure) {
+    set_failure({gone.front(), concat("rank ", gone.front(), " ", describe(peers.fate(gone.front())),
+                                      " before all ranks of the group had made a call")});
+  }
 }
 
 void Watch::State::finish_joining() {

@@ -110,9 +110,9 @@ class Watch {
     std::chrono::steady_clock::time_point moved;
   };
   Overview overview() const;
-  // Of the ranks but this one those that hold up the others, as far as it is known: those that have said nothing in this
-  // call and those that compute, the least far of them; where all of them wait, the least far. None where nobody said
-  // anything.
+  // Of the ranks but this one those that hold up the others, as far as it is known: those that have said nothing in
+  // this call and those that compute, the least far of them; where all of them wait, the least far. None where nobody
+  // said anything.
   std::vector<int64_t> last_ranks() const;
 
  private:

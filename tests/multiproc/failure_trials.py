@@ -39,9 +39,9 @@ class Trial:
     """`what` the victim does: kill, stop (itself, for longer than the deadline), pause (likewise, for less), throw,
     memory.
 
-    moment: "place" of exchange work (`place`: its number, or the share of all of a step in [0, 1)), "before" its calls,
-    in the "agreement" after it has published its header, or "between" forward and backward. cold: the group has made
-    no call before.
+    moment: "place" of exchange work (`place`: its number, or the share of all of a step in [0, 1)), a "time" (the share
+    of a step's), "before" its calls, in the "agreement" after it has published its header, or "between" forward and
+    backward. cold: the group has made no call before.
     """
 
     schedule: str
@@ -135,17 +135,21 @@ def places_of(trial: Trial) -> list[int]:
         host.close()
 
 
-def _prepare(trial: Trial, ranks: Ranks) -> int:
-    """The clean step; the number of the place."""
+def _prepare(trial: Trial, ranks: Ranks) -> float:
+    """The clean step; the number of the place, or the seconds."""
     if trial.cold:
-        return int(trial.place)
+        return trial.place
+    if trial.moment != "place":
+        ranks.do("step", case=trial.case(0))
+        ranks.do("step", case=trial.case(0))  # the first one takes longer
+        return trial.place * ranks.last(trial.victim).took
     ranks.do("count_places")
     ranks.do("step", case=trial.case(0))
     count = ranks.do("places")[trial.victim]
     return trial.place if isinstance(trial.place, int) else int(trial.place * count)
 
 
-def _fail(trial: Trial, ranks: Ranks, place: int) -> float | None:
+def _fail(trial: Trial, ranks: Ranks, place: float) -> float | None:
     """Has the ranks make their calls and the victim fail in them; when it did."""
     number = signal.SIGSTOP if trial.stops else signal.SIGKILL
     if trial.moment == "place":
@@ -161,8 +165,8 @@ def _fail(trial: Trial, ranks: Ranks, place: int) -> float | None:
         ranks.tell(rank, "backward")
         ranks.tell(rank, "forward", case=trial.case(2))
         ranks.tell(rank, "check")
-    if trial.moment == "agreement":
-        time.sleep(0.4)
+    if trial.moment in ("agreement", "time"):
+        time.sleep(0.4 if trial.moment == "agreement" else place)
         ranks.signal(trial.victim, number)
     if trial.what == "pause":
         ranks.wait([trial.victim], within_s=10)

@@ -10,6 +10,7 @@ import ctypes
 import datetime
 import json
 import os
+import re
 import runpy
 import sys
 from collections.abc import Callable
@@ -18,14 +19,14 @@ from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
-from torch.utils._python_dispatch import TorchDispatchMode
 
 if TYPE_CHECKING:
     import oracle
 
 sys.path[:0] = [str(Path(__file__).parent.parent / "python")]
 
-REPORT = Path(__file__).parents[2] / "docs" / "gloo-race" / "upstream.py"
+PAGE = Path(__file__).parents[2] / "docs" / "gloo-race.md"
+REPORT = PAGE.with_suffix("") / "upstream.py"
 RUN_LOOP = b"_ZN4c10d16ProcessGroupGloo7runLoopEi"
 LIBRARY = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
 NOT_FOUND = {1: "libtorch_cpu.so is not where it is in a wheel", 2: "no symbol", 3: "a symbol without a size"}
@@ -69,15 +70,13 @@ class Attention:
             self.error = max(self.error, self.oracle.error(got.numpy(), right.numpy()))
 
 
-class Watched(Attention):
-    """The same while a mode sees every op, as CommDebugMode does: collectives are PyTorch's functional ones then."""
-
-    class Mode(TorchDispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            return func(*args, **(kwargs or {}))
+class Counted(Attention):
+    """The same while collectives are counted: they are PyTorch's functional ones then."""
 
     def __call__(self) -> None:
-        with self.Mode():
+        from torch.distributed.tensor.debug import CommDebugMode
+
+        with CommDebugMode():
             super().__call__()
 
 
@@ -89,10 +88,19 @@ def of_report(**arguments: bool) -> Callable[[], None]:
 
 JOBS = {
     "functional": of_report,
+    "one_thread": of_report,
     "short": lambda: of_report(short=True),
     "attention": Attention,
-    "watched": Watched,
+    "counted": Counted,
 }
+
+
+def make_the_group_of_the_page() -> None:
+    """What docs/gloo-race.md tells programs to do, but for its last line."""
+    [script] = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    end = "dist.destroy_process_group()\n"
+    assert script.endswith(end)
+    exec(compile(script.removesuffix(end), str(PAGE), "exec"), {"__name__": "snippet"})
 
 
 def arm(longest_nap_us: int) -> tuple[Callable[[], int], str]:
@@ -111,13 +119,18 @@ def main() -> None:
     if missing:
         print(json.dumps({"naps": -1, "missing": missing}))
         return
-    store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=TIMEOUT) if world > 1 else dist.HashStore()
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=TIMEOUT)
+    if name == "one_thread":
+        make_the_group_of_the_page()
+    else:
+        store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=TIMEOUT) if world > 1 else dist.HashStore()
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=TIMEOUT)
     job = JOBS[name]()
     for _ in range(rounds):
         job()
+    dist.barrier()
     print(json.dumps({"naps": naps(), "error": getattr(job, "error", 0.0)}), flush=True)
-    dist.destroy_process_group()
+    # A worker that still sleeps frees its work later, and may not do so in an interpreter that has ended.
+    os._exit(0)
 
 
 if __name__ == "__main__":

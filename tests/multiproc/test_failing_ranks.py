@@ -26,10 +26,11 @@ COMBINATIONS: list[Combination] = [
     if AUTO not in (schedule, exchange) and (exchange != "all_gather" or schedule == "gather")
 ]
 # How many places of each combination are in the spread.
-SPREAD = {"kill": 3, "throw": 2, "memory": 2, "stop": 1, "pause": 1}
+SPREAD = {"kill": 2, "throw": 1, "memory": 1, "stop": 1, "pause": 1}
 AROUND = ["kill", "stop"]
 AROUND_COMBINATIONS = [("ring", "all_to_all"), ("ulysses", "p2p")]
 MOMENTS = [("before", True), ("before", False), ("agreement", True), ("agreement", False), ("between", False)]
+TIMES = 20 if WHOLE else 1
 
 
 def cut(ways: list[str], few: list[Combination]) -> list:
@@ -74,6 +75,15 @@ def every_moment(what: str, schedule: str, exchange: str) -> list[Trial]:
     return [Trial(schedule, exchange, what, moment, victim=victim, cold=cold) for moment, cold in MOMENTS]
 
 
+def some_times(what: str, schedule: str, exchange: str) -> list[Trial]:
+    """At any time of a step."""
+    source = random.Random(f"{SEED} time {what} {schedule} {exchange}")
+    world = Trial(schedule, exchange, what).world
+    return [
+        Trial(schedule, exchange, what, "time", source.random(), victim=source.randrange(world)) for _ in range(TIMES)
+    ]
+
+
 @pytest.fixture(scope="module")
 def tally():
     """Of all trials of this module."""
@@ -84,6 +94,12 @@ def tally():
 def test_a_rank_fails_at_a_place(tally, what, combinations):
     """Of exchange work, forward and backward."""
     tally.run([trial for one in combinations for trial in (every_place if WHOLE else spread)(what, *one)])
+
+
+@pytest.mark.parametrize(("what", "combinations"), cut(["kill"], COMBINATIONS))
+def test_a_rank_is_killed_at_some_time(tally, what, combinations):
+    """Which need not be in an exchange."""
+    tally.run([trial for one in combinations for trial in some_times(what, *one)])
 
 
 @pytest.mark.parametrize(("what", "combinations"), cut(AROUND, AROUND_COMBINATIONS))

@@ -120,6 +120,12 @@ def test_the_same_exchanges_under_short_names_live(delays):
     assert naps_of(ended) > 1000
 
 
+def test_functional_collectives_live_with_one_worker_thread(delays):
+    """As docs/gloo-race.md makes such a group."""
+    [ended] = run(delays, "one_thread", 1, COLLECTIVES)
+    assert naps_of(ended) > 1000
+
+
 def test_attention_lives(delays):
     """Schedule gather, forward and backward, and unshard."""
     for ended in run(delays, "attention", 2, ATTENTION):
@@ -128,5 +134,5 @@ def test_attention_lives(delays):
 
 
 def test_attention_by_functional_ops_would_die(delays):
-    """The same rounds come to the race: under a mode such as CommDebugMode, where collectives are the functional ones."""
-    assert_dies(delays, "watched", 2, ATTENTION)
+    """The same rounds come to the race: under CommDebugMode, where collectives are the functional ones."""
+    assert_dies(delays, "counted", 2, ATTENTION)

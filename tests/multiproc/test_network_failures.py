@@ -1,7 +1,7 @@
 """Two ranks with a network between them that is slow, loses packets, or is cut.
 
 A cut tells nobody: only the deadline can. Needs root and /dev/net/tun; where these are missing the tests are skipped,
-and fail under `make check` (RINGSPAN_CI). By default a spread; RINGSPAN_FAILURES plays every schedule and exchange.
+and fail under `make check` (RINGSPAN_CI). By default a spread; RINGSPAN_FAILURES=piece/pieces plays the whole.
 """
 
 from __future__ import annotations
@@ -30,7 +30,14 @@ ROUTES = [(schedule, exchange) for schedule in SCHEDULES for exchange in ("all_t
 SPREAD = [("ring", "all_to_all"), ("ring", "p2p"), ("ulysses", "all_to_all"), ("pruned", "p2p")]
 CHOSEN = ROUTES if WHOLE else SPREAD
 SHARES = [None, *(part / 12 for part in range(12))] if WHOLE else [None, 0.3, 0.7]
-GROUPS = [[route] for route in CHOSEN] if WHOLE else [CHOSEN]
+
+
+def groups() -> list:
+    """Of routes, for one test each: all of the spread, or one of the piece."""
+    if WHOLE is None:
+        return [pytest.param(SPREAD, id="spread")]
+    piece, pieces = map(int, WHOLE.split("/"))
+    return [pytest.param([route], id="-".join(route)) for route in ROUTES[piece::pieces]]
 
 
 @dataclass(frozen=True)
@@ -97,8 +104,8 @@ def test_a_slow_or_lossy_network_changes_no_result(link):
     assert (after.lost - before.lost > 0) == (link.loss > 0)
 
 
-def play_cut(cut: Cut) -> list[str]:
-    """What is wrong with how the ranks took it."""
+def play_cut(cut: Cut) -> tuple[list[str], list[float]]:
+    """What is wrong with how the ranks took it, and after how many seconds each of them raised."""
     with joined() as (tunnel, ranks):
         ranks.do("count_places")
         ranks.do("step", case=case_of(cut.schedule, cut.exchange, 0))
@@ -121,11 +128,14 @@ def play_cut(cut: Cut) -> list[str]:
             time.sleep(CUT_S)
             tunnel.set(Link())
         if not ranks.wait(within_s=4 * DEADLINE_S + 10):
-            return [f"a rank is left waiting\n{ranks.words()}"]
-        return [fault for rank in range(2) for fault in faults_of(cut, rank, ranks.told(rank), began)]
+            return [f"a rank is left waiting\n{ranks.words()}"], []
+        seconds: list[float] = []
+        faults = [fault for rank in range(2) for fault in faults_of(cut, rank, ranks.told(rank), began, seconds)]
+        return faults, seconds
 
 
-def faults_of(cut: Cut, rank: int, told: list[Told], began: float) -> list[str]:
+def faults_of(cut: Cut, rank: int, told: list[Told], began: float, seconds: list[float]) -> list[str]:
+    """Of one rank; when it raised is added to `seconds`."""
     calls = [one for one in told if one.command in ("forward", "backward")]
     raised = next((one for one in calls if one.kind), None)
     faults = [
@@ -137,21 +147,28 @@ def faults_of(cut: Cut, rank: int, told: list[Told], began: float) -> list[str]:
         return faults + ([f"rank {rank} raised although the link came back: {raised}"] if raised else [])
     if raised is None:
         return [*faults, f"rank {rank} raised nothing"]
-    seconds = raised.ended - max(began, raised.began)
-    if raised.kind != PEER_ERROR or seconds > DEADLINE_S + MARGIN_S:
-        faults.append(f"rank {rank} after {seconds:.2f} s: {raised}")
+    seconds.append(raised.ended - max(began, raised.began))
+    if raised.kind != PEER_ERROR or seconds[-1] > DEADLINE_S + MARGIN_S:
+        faults.append(f"rank {rank} after {seconds[-1]:.2f} s: {raised}")
     return faults
 
 
-def assert_cuts(cuts: list[Cut]) -> None:
+def assert_cuts(cuts: list[Cut]) -> str:
+    """Their figures in one line."""
     with ThreadPoolExecutor(ABREAST) as abreast:
         found = list(abreast.map(play_cut, cuts))
-    faults = [f"{cut}: {fault}" for cut, faults in zip(cuts, found, strict=True) for fault in faults]
-    assert not faults, f"{len(faults)} faults\n" + "\n".join(faults[:12])
+    faults = [f"{cut}: {fault}" for cut, (those, _) in zip(cuts, found, strict=True) for fault in those]
+    seconds = [one for _, those in found for one in those]
+    figures = f"{len(cuts)} cuts, {len(seconds)} ranks raised, the last after {max(seconds, default=0.0):.2f} s"
+    assert not faults, f"{len(faults)} faults\n" + "\n".join([figures, *faults[:12]])
+    return figures
 
 
 @pytest.mark.parametrize("heals", [False, True], ids=["for good", "heals"])
-@pytest.mark.parametrize("routes", GROUPS, ids=lambda routes: f"{routes[0][0]} {routes[0][1]}")
-def test_a_cut_network(heals, routes):
+@pytest.mark.parametrize("routes", groups())
+def test_a_cut_network(heals, routes, capsys):
     """For good: both sides are told by the deadline. One that heals before it is nothing."""
-    assert_cuts([Cut(schedule, exchange, share, heals) for schedule, exchange in routes for share in SHARES])
+    figures = assert_cuts([Cut(schedule, exchange, share, heals) for schedule, exchange in routes for share in SHARES])
+    if WHOLE:
+        with capsys.disabled():
+            print(f"\npiece {WHOLE}, network of {routes[0]}, heals {heals}: {figures}", end="")
