@@ -51,8 +51,11 @@ class StoreMailbox final : public Mailbox {
     desk_->rank = group.rank;
     lane_ =
         std::make_unique<Lane>([desk = desk_, left = c10::weak_intrusive_ptr<c10d::ProcessGroup>(group.process_group)] {
-          if (left.expired()) return std::optional<std::chrono::milliseconds>();
           const std::lock_guard lock(desk->door);
+          if (left.expired()) {
+            desk->store = nullptr;
+            return std::optional<std::chrono::milliseconds>();
+          }
           if (desk->store) desk->forget();
           return std::optional<std::chrono::milliseconds>(1s);
         });

@@ -153,6 +153,8 @@ struct Watch::State {
 std::optional<Milliseconds> Watch::State::tick() {
   if (group.expired()) {
     stop_joining(std::make_exception_ptr(std::runtime_error("the group was destroyed")));
+    shared = joining = store = nullptr;
+    peers.release();
     return std::nullopt;
   }
   try {
