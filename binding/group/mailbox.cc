@@ -118,7 +118,7 @@ class StoreMailbox final : public Mailbox {
     void connect(const Watch::Joined& joined) {
       if (store) return;
       prefix = joined.prefix;
-      store = joined.store;
+      store = std::exchange(*joined.store, nullptr);
       store->setTimeout(kForever);
     }
 

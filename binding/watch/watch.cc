@@ -234,7 +234,8 @@ void Watch::State::finish_joining() {
     leaves.swap(to_leave);
   }
   for (const auto& [key, text] : leaves) set_first(*store, prefix + key, text);
-  joined_promise.set_value({prefix, without_prefix(std::exchange(joining, nullptr))});
+  auto connection = std::make_shared<c10::intrusive_ptr<c10d::Store>>(without_prefix(std::exchange(joining, nullptr)));
+  joined_promise.set_value({prefix, std::move(connection)});
 }
 
 void Watch::State::call_off_receive() {
