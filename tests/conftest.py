@@ -12,6 +12,9 @@ from pathlib import Path
 
 # Four processes that share two cores: the oracle's matrix products must not bring threads of their own.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+# PyTorch's store asks for the host name of each client that connects. Where nobody answers that takes 5 s otherwise, in
+# which the store serves nobody.
+os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
 
 import pytest
 import torch

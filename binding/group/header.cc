@@ -34,7 +34,7 @@ RowReading common(RowReading a, RowReading b) {
 
 bool agree_with(Header a, Header b) {
   if (a.seed_is_drawn && b.seed_is_drawn) a.seed = b.seed;
-  for (const auto known : {&Header::place, &Header::shared_content}) {
+  for (const auto known : {&Header::place, &Header::bias_content, &Header::mask_content}) {
     if (a.*known == 0 || b.*known == 0) a.*known = b.*known;
   }
   for (const auto rows : {&Header::bias_rows, &Header::mask_rows}) {
@@ -44,7 +44,7 @@ bool agree_with(Header a, Header b) {
 }
 
 void join_known(Header& known, const Header& other) {
-  for (const auto field : {&Header::place, &Header::shared_content}) {
+  for (const auto field : {&Header::place, &Header::bias_content, &Header::mask_content}) {
     if (known.*field == 0) known.*field = other.*field;
   }
   for (const auto rows : {&Header::bias_rows, &Header::mask_rows}) known.*rows = common(known.*rows, other.*rows);

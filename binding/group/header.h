@@ -23,7 +23,8 @@ struct Header {
   CallKind kind = CallKind::kForward;
   int64_t forward_number = 0;
   uint64_t hash = 0;
-  uint64_t place = 0, shared_content = 0;  // where calls are debugged; 0 unknown
+  // Where calls are debugged; 0 unknown.
+  uint64_t place = 0, bias_content = 0, mask_content = 0;
   int64_t seed = 0;
   bool seed_is_drawn = false, needs_grad = false, is_debugged = false;
   RowReading bias_rows = RowReading::kNone, mask_rows = RowReading::kNone;

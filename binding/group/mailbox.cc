@@ -51,8 +51,11 @@ class StoreMailbox final : public Mailbox {
     desk_->rank = group.rank;
     lane_ =
         std::make_unique<Lane>([desk = desk_, left = c10::weak_intrusive_ptr<c10d::ProcessGroup>(group.process_group)] {
-          if (left.expired()) return std::optional<std::chrono::milliseconds>();
           const std::lock_guard lock(desk->door);
+          if (left.expired()) {
+            desk->store = nullptr;
+            return std::optional<std::chrono::milliseconds>();
+          }
           if (desk->store) desk->forget();
           return std::optional<std::chrono::milliseconds>(1s);
         });
@@ -115,14 +118,14 @@ class StoreMailbox final : public Mailbox {
     void connect(const Watch::Joined& joined) {
       if (store) return;
       prefix = joined.prefix;
-      store = joined.store;
+      store = std::exchange(*joined.store, nullptr);
       store->setTimeout(kForever);
     }
 
     // What stands under the own key then: not the letter where this rank has given up before all had joined, or was
     // given up.
     std::string put(const std::string& key, const Letter& letter) {
-      std::string standing = text_of(store->compareSet(prefix + key, {}, bytes_of(letter.text)));
+      std::string standing = set_first(*store, prefix + key, letter.text);
       if (standing != letter.text) note(letter.number, key);
       return standing;
     }
@@ -237,9 +240,9 @@ class CollectiveMailbox final : public Mailbox {
       throw;
     } catch (const WaitEnded& ended) {
       const std::string& words = ended.failure().words;
-      throw LostTexts(
-          words.empty() ? concat("not all came within ", static_cast<double>(patience.deadline().count()) / 1e3, " s")
-                        : words);
+      throw LostTexts(words.empty()
+                          ? concat("not all came within ", static_cast<double>(patience.deadline().count()) / 1e3, " s")
+                          : words);
     } catch (const std::exception& error) {
       throw LostTexts(message_of(error));
     }

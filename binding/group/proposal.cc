@@ -94,9 +94,10 @@ Fields all_fields(const Proposal& proposal) {
   Fields fields = proposal.describe();
   fields.push_back({"RINGSPAN_DEBUG", is_debugged() ? "1" : "0"});
   if (is_debugged() && !proposal.place.empty()) fields.push_back({"place of the call", proposal.place});
-  if (proposal.shared_content != 0) {
-    fields.push_back(
-        {"content of masks and biases with one row for all queries", concat("hash ", proposal.shared_content)});
+  for (const auto& [name, content] :
+       {std::pair("bias", proposal.bias_content), std::pair("attn_mask", proposal.mask_content)}) {
+    if (content == 0) continue;
+    fields.push_back({concat("content of ", name, ", one row for all queries,"), concat("of hash ", content)});
   }
   if (proposal.kind == CallKind::kOther) return fields;
   const bool backward = proposal.kind == CallKind::kBackward;

@@ -24,7 +24,8 @@ struct Proposal {
   bool needs_grad = false;      // forward: a backward will follow
   uint64_t hash = 0;            // of all that must be the same on every rank
   std::string place{};          // where the program made the call; "" unknown
-  uint64_t shared_content = 0;  // hash of what nothing else compares, where calls are debugged; 0 unknown
+  // Where calls are debugged, a hash of the tensor if it has one row for all queries; 0 unknown.
+  uint64_t bias_content = 0, mask_content = 0;
   // How tensors of pairs lie along the rows: those of all ranks together settle it.
   RowReading bias_rows = RowReading::kNone, mask_rows = RowReading::kNone;
   int64_t seed = 0;                    // of dropout; 0 without

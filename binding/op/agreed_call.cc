@@ -24,17 +24,12 @@ std::vector<std::string> names_of_given(const CallArguments& arguments, std::vec
   return names;
 }
 
-// Of masks and biases that have one row for all queries, which must be the same on every rank; 0 where there are none.
-// A rank with a single row cannot tell and has no say.
-uint64_t hash_of_shared(const CallArguments& arguments, int64_t q_rows) {
-  uint64_t hash = 0;
-  for (const auto* tensor : {&arguments.pairs.bias, &arguments.pairs.mask}) {
-    if (!*tensor || arguments.pairs.mask_by_grid || reading_of(**tensor, q_rows) != RowReading::kShared) continue;
-    const at::Tensor bytes = (*tensor)->detach().cpu().contiguous();
-    const std::string_view content(static_cast<const char*>(bytes.const_data_ptr()), bytes.nbytes());
-    hash = mix(hash ^ hash_text(content));
-  }
-  return hash;
+// Where calls are debugged, of a mask or bias with one row for all queries, which must be the same on every rank; else
+// 0. A rank with a single row cannot tell and has no say.
+uint64_t hash_of_shared(const std::optional<at::Tensor>& tensor, int64_t q_rows) {
+  if (!is_debugged() || !tensor || reading_of(*tensor, q_rows) != RowReading::kShared) return 0;
+  const at::Tensor bytes = tensor->detach().cpu().contiguous();
+  return hash_text({static_cast<const char*>(bytes.const_data_ptr()), bytes.nbytes()});
 }
 
 Fields describe(const Call& call, const CallArguments& arguments) {
@@ -79,18 +74,19 @@ void make_agreed(PreparedCall& prepared, const CallArguments& arguments, CallKin
   }
   Signature signature(Signature::Form::kHash);
   sign(call, arguments, signature);
-  const Proposal proposal{
-      .kind = kind,
-      .forward_number = forward_number,
-      .needs_grad = arguments.needs_grad,
-      .hash = signature.hash(),
-      .place = arguments.place,
-      .shared_content = is_debugged() ? hash_of_shared(arguments, call.plan->q_rows[call.group.rank]) : 0,
-      .bias_rows = call.bias_rows,
-      .mask_rows = call.mask_rows,
-      .seed = pairs.seed,
-      .seed_is_drawn = pairs.seed_is_drawn,
-      .describe = [&] { return describe(call, arguments); }};
+  const int64_t q_rows = call.plan->q_rows[call.group.rank];
+  const Proposal proposal{.kind = kind,
+                          .forward_number = forward_number,
+                          .needs_grad = arguments.needs_grad,
+                          .hash = signature.hash(),
+                          .place = arguments.place,
+                          .bias_content = hash_of_shared(pairs.bias, q_rows),
+                          .mask_content = pairs.mask_by_grid ? 0 : hash_of_shared(pairs.mask, q_rows),
+                          .bias_rows = call.bias_rows,
+                          .mask_rows = call.mask_rows,
+                          .seed = pairs.seed,
+                          .seed_is_drawn = pairs.seed_is_drawn,
+                          .describe = [&] { return describe(call, arguments); }};
   Agreed agreed = Agreement::of(call.group)->agree(call.group, proposal);
   prepared.live = std::move(agreed.call);
   prepared.operands.seed = agreed.seed;

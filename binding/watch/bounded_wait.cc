@@ -45,6 +45,18 @@ bool is_over_now(Patience& patience) {
   }
 }
 
+// Where even the watch is stuck, so that nobody calls the wait off, it ends by the deadline: the group is closed then
+// in any case.
+bool is_finished_by_deadline(c10d::Work& work, Patience& patience) {
+  const auto begin = std::chrono::steady_clock::now();
+  try {
+    return work.wait(patience.deadline());
+  } catch (const std::exception&) {
+    if (std::chrono::steady_clock::now() - begin < patience.deadline()) throw;
+    throw WaitEnded(Failure{});
+  }
+}
+
 void look_around(Watch& watch, Patience& patience) {
   const bool is_over = is_over_now(patience);
   if (const auto failure = watch.failure()) throw WaitEnded(*failure);
@@ -69,8 +81,7 @@ void finish(const Group& group, const c10::intrusive_ptr<c10d::Work>& work, Watc
     return;
   }
   const ReceiveWait called_off(watch, work);
-  // Where even the watch is stuck, the deadline ends it.
-  while (!work->wait(patience.deadline() + 2s)) {
+  while (!is_finished_by_deadline(*work, patience)) {
     if (!attention) attention.emplace(watch);
     look_around(watch, patience);
   }

@@ -6,6 +6,7 @@
 #include <string>
 #include <tuple>
 #include <utility>
+#include <vector>
 
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
@@ -40,6 +41,14 @@ c10::intrusive_ptr<c10d::Store> without_prefix(c10::intrusive_ptr<c10d::Store> s
 
 bool sets_without_answer(const c10::intrusive_ptr<c10d::Store>& store) {
   return dynamic_cast<c10d::TCPStore*>(without_prefix(store).get()) != nullptr;
+}
+
+std::string set_first(c10d::Store& store, const std::string& key, const std::string& text) {
+  const std::vector<uint8_t> bytes(text.begin(), text.end());
+  const std::vector<uint8_t> standing = store.compareSet(key, std::vector<uint8_t>{}, bytes);
+  // The server of TCPStore without libuv wakes those that wait for a key when it is set, and not here.
+  if (standing == bytes) store.set(key, bytes);
+  return {standing.begin(), standing.end()};
 }
 
 c10::intrusive_ptr<c10d::Store> common_connection(const c10::intrusive_ptr<c10d::Store>& store) {

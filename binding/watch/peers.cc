@@ -77,10 +77,17 @@ Peers::Peers(const Group& group) : peers_(static_cast<size_t>(group.size)) {
   }
 }
 
-Peers::~Peers() {
-  for (const Peer& peer : peers_) {
-    if (peer.process >= 0) ::close(peer.process);
+Peers::~Peers() { release(); }
+
+void Peers::release() {
+  std::vector<c10::intrusive_ptr<c10d::Work>> works;  // freed without the lock: it takes gloo's time
+  const std::lock_guard lock(mutex_);
+  for (Peer& peer : peers_) {
+    works.push_back(std::exchange(peer.receive, nullptr));
+    if (peer.process >= 0) ::close(std::exchange(peer.process, -1));
   }
+  std::move(kept_.begin(), kept_.end(), std::back_inserter(works));
+  kept_.clear();
 }
 
 void Peers::know(int64_t rank, const Process& process) {

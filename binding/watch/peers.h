@@ -53,6 +53,8 @@ class Peers {
 
   // Closes the connections of gloo, so that whatever is on its way in the group ends with an error, here and there.
   void close();
+  // Lets go of all: the group is no more, and its connections are open as long as a receive is.
+  void release();
   // Receives and sends that will not be waited for: gloo writes to and reads from their tensors as long as they live.
   void keep(std::vector<c10::intrusive_ptr<c10d::Work>> works);
 

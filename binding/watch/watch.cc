@@ -153,6 +153,8 @@ struct Watch::State {
 std::optional<Milliseconds> Watch::State::tick() {
   if (group.expired()) {
     stop_joining(std::make_exception_ptr(std::runtime_error("the group was destroyed")));
+    shared = joining = store = nullptr;
+    peers.release();
     return std::nullopt;
   }
   try {
@@ -231,8 +233,9 @@ void Watch::State::finish_joining() {
     prefix = concat("ringspan/", all, "/");
     leaves.swap(to_leave);
   }
-  for (const auto& [key, text] : leaves) store->compareSet(prefix + key, Bytes{}, bytes_of(text));
-  joined_promise.set_value({prefix, without_prefix(std::exchange(joining, nullptr))});
+  for (const auto& [key, text] : leaves) set_first(*store, prefix + key, text);
+  auto connection = std::make_shared<c10::intrusive_ptr<c10d::Store>>(without_prefix(std::exchange(joining, nullptr)));
+  joined_promise.set_value({prefix, std::move(connection)});
 }
 
 void Watch::State::call_off_receive() {
@@ -346,7 +349,7 @@ std::vector<int64_t> Watch::State::missing_of(const Awaited& wanted) {
 void Watch::State::fill_missing(const Awaited& wanted, const std::string& text) {
   const std::string verdict = text_of(store->compareSet(prefix + wanted.verdict, Bytes{}, bytes_of(text)));
   if (verdict != text) return;
-  for (const std::string& key : wanted.keys) store->compareSet(prefix + key, Bytes{}, bytes_of(text));
+  for (const std::string& key : wanted.keys) set_first(*store, prefix + key, text);
 }
 
 Failure Watch::State::report(const Failure& mine) {
@@ -445,7 +448,7 @@ bool Watch::give_up(const std::shared_ptr<const Awaited>& awaited) {
 std::future<void> Watch::leave(const std::string& key, const std::string& text) {
   return lane_->ask([state = state_, key, text] {
     if (state->store) {
-      state->store->compareSet(state->prefix + key, Bytes{}, bytes_of(text));
+      set_first(*state->store, state->prefix + key, text);
       return;
     }
     const std::lock_guard lock(state->mutex);

@@ -66,8 +66,9 @@ class Watch {
 
   // What all ranks have in common once they have joined.
   struct Joined {
-    std::string prefix;                     // of the names of all keys
-    c10::intrusive_ptr<c10d::Store> store;  // a connection, for one user
+    std::string prefix;  // of the names of all keys
+    // A connection, for the one user who takes it.
+    std::shared_ptr<c10::intrusive_ptr<c10d::Store>> store;
   };
   // Error where a rank runs another version.
   std::shared_future<Joined> joined() const;

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.utils.checkpoint import checkpoint
 from trials import Arena, Told
-from waiting_jobs import Attention, prepared
+from waiting_jobs import Attention, prepared, warm_arena
 
 import ringspan as rs
 
@@ -57,7 +57,7 @@ def raised_in_thread(call: Callable[[], Any], name: str = "the other") -> None:
 
 def second_thread(group: dist.ProcessGroup, fresh: list, kinds: list[str], on_all: bool) -> dict[str, Told]:
     """A call made by another thread than those before, on rank 1 or on all ranks."""
-    arena = Arena(group, fresh)
+    arena = warm_arena(group, fresh)
     found = {}
     for kind in kinds:
         call = prepared(arena.group, kind)

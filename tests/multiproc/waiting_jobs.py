@@ -94,15 +94,12 @@ class Attention:
 
 
 def prepared(group: dist.ProcessGroup, kind: str, **options: Any) -> Callable[[], Any]:
-    """A call of the group that is yet to be made, one of CALLS; what comes before it has been made.
-
-    There is at least one: the first call of a group makes connections, which may take seconds on some machines.
-    """
+    """A call of the group that is yet to be made, one of CALLS; what comes before it has been made."""
     attention = Attention(group, **options)
-    attention.forward()
     if kind == "forward":
         return attention.forward
     if kind == "backward":
+        attention.forward()
         return attention.backward
     if kind == "unshard":
         return functools.partial(attention.smap.unshard, torch.ones(ROWS, 3), group=group, dim=0)
@@ -114,6 +111,13 @@ def prepared(group: dist.ProcessGroup, kind: str, **options: Any) -> Callable[[]
     return functools.partial(call, group=group)
 
 
+def warm_arena(group: dist.ProcessGroup, fresh: list) -> Arena:
+    """One whose groups have made a call: by the first one they connect, which takes seconds on some machines."""
+    for one in fresh:
+        Attention(one).forward()
+    return Arena(group, fresh)
+
+
 def _late_by(told: Told, seconds: float) -> Told:
     """What a rank saw once it had come."""
     return dataclasses.replace(told, seconds=told.seconds - seconds)
@@ -123,7 +127,7 @@ def one_is_absent(
     group: dist.ProcessGroup, fresh: list, deadline_s: float | None, how: str, kinds: list[str], waits_s: float
 ) -> dict[str, Told]:
     """The last rank comes to each call when the others, who wait `waits_s`, have given up."""
-    arena = Arena(group, fresh)
+    arena = warm_arena(group, fresh)
     pause = waits_s + LATE_S if arena.rank == arena.world - 1 else 0.0
     found = {}
     for kind in kinds:
@@ -142,7 +146,7 @@ def bad_deadlines(
     group: dist.ProcessGroup, fresh: list, how: str, seconds: list[Any], on_all: bool, kinds: list[str]
 ) -> dict[str, Told]:
     """Deadlines that are refused by the next call, on rank 1 or on all ranks."""
-    arena = Arena(group, fresh)
+    arena = warm_arena(group, fresh)
     found = {}
     for kind in kinds:
         for value in seconds:
@@ -171,7 +175,7 @@ def a_deadline_as_long_as_the_timeout(group: dist.ProcessGroup, fresh: dist.Proc
 
 def set_deadline_goes_first(group: dist.ProcessGroup, fresh: list, seconds: float) -> Told:
     """The variable says less than nothing, set_deadline `seconds`, and the last rank is absent."""
-    arena = Arena(group, fresh)
+    arena = warm_arena(group, fresh)
     pause = seconds + LATE_S if arena.rank == arena.world - 1 else 0.0
     call = prepared(arena.group, "forward")
 
@@ -187,7 +191,7 @@ def one_is_slow(
     group: dist.ProcessGroup, fresh: list, deadline_s: float, pauses: list[float], backward: bool, exchange: str
 ) -> tuple[Told, float]:
     """The steps of the last rank take their time. What was seen of two calls, and the error of their results."""
-    arena = Arena(group, fresh)
+    arena = warm_arena(group, fresh)
     calls = [Attention(arena.group, seed, exchange=exchange) for seed in (3, 4)]
     calls[0].forward()
     slow = pauses if arena.rank == arena.world - 1 else []
@@ -226,7 +230,7 @@ def warned(
     group: dist.ProcessGroup, fresh: list, pause_s: float, times: tuple[float, float], place: str, exchange: str
 ) -> tuple[Told, list[str]]:
     """The warnings of a call for which the last rank is late, or in which its first step is slow."""
-    arena = Arena(group, fresh)
+    arena = warm_arena(group, fresh)
     first, call = (Attention(arena.group, exchange=exchange) for _ in range(2))
     first.forward()
     is_last = arena.rank == arena.world - 1
@@ -270,7 +274,7 @@ def interrupted(
 
     place: "agreement" or "exchange". Seconds are those since the signal, on the last rank since it ended its pause.
     """
-    arena = Arena(group, fresh)
+    arena = warm_arena(group, fresh)
     signal_s, pause_s = times
     is_last = arena.rank == arena.world - 1
     call = prepared(arena.group, kind, exchange=exchange)
@@ -288,7 +292,7 @@ def interrupted(
 
 def counted_meanwhile(group: dist.ProcessGroup, fresh: list, place: str, exchange: str, pause_s: float) -> float:
     """The longest time for which another Python thread stood still while this one waited; 0 on the last rank."""
-    arena = Arena(group, fresh)
+    arena = warm_arena(group, fresh)
     is_last = arena.rank == arena.world - 1
     call = Attention(arena.group, exchange=exchange)
     call.forward()
