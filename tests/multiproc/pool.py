@@ -184,20 +184,33 @@ def _serve(pipe: Connection, rank: int, port: int, stacks: str) -> None:
     except Exception:
         pipe.send((False, traceback.format_exc()))
         return
+    made: list[Any] = []
     while True:
         try:
             job, world, fresh, arguments = pipe.recv()
         except EOFError:
             return
+        # By now every rank has done with those of the last job. Each keeps threads of gloo busy.
+        for group in made:
+            dist.destroy_process_group(group)
+        made = []
         try:
             if fresh:
                 arguments["fresh"] = _make_group(fresh, world)
+                made = _groups_in(arguments["fresh"])
             module, function = job.split(":")
             run = getattr(importlib.import_module(module), function)
             value = run(groups[world], **arguments) if rank < world else None
             pipe.send((True, value))
         except Exception:
             pipe.send((False, traceback.format_exc()))
+
+
+def _groups_in(fresh: Any) -> list[Any]:
+    """Those of a job that this process belongs to."""
+    import torch.distributed as dist
+
+    return [one for one in (fresh if isinstance(fresh, list) else [fresh]) if isinstance(one, dist.ProcessGroup)]
 
 
 def _make_group(fresh: Fresh, world: int) -> Any:
