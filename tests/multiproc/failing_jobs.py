@@ -256,6 +256,7 @@ def serve(pipe: Any, rank: int, log: str) -> None:
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
     torch.set_num_threads(1)
+    look_up_hosts_in_files()
     me = Rank(rank)
     while True:
         try:
