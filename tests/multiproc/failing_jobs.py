@@ -125,6 +125,9 @@ class Rank:
         dist.init_process_group("gloo", store=self.store, rank=self.rank, world_size=join.world, timeout=timeout)
         self.groups["world"] = dist.group.WORLD
 
+    def set_deadline(self, seconds: float) -> None:
+        rs.set_deadline(seconds)
+
     def add_group(self, name: str, ranks: list[int]) -> None:
         """Another group on the same store, with the timeout of the first."""
         self.groups[name] = dist.new_group(ranks)
