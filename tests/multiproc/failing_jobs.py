@@ -125,6 +125,9 @@ class Rank:
         dist.init_process_group("gloo", store=self.store, rank=self.rank, world_size=join.world, timeout=timeout)
         self.groups["world"] = dist.group.WORLD
 
+    def set_deadline(self, seconds: float) -> None:
+        rs.set_deadline(seconds)
+
     def add_group(self, name: str, ranks: list[int]) -> None:
         """Another group on the same store, with the timeout of the first."""
         self.groups[name] = dist.new_group(ranks)
@@ -256,6 +259,7 @@ def serve(pipe: Any, rank: int, log: str) -> None:
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
     torch.set_num_threads(1)
+    look_up_hosts_in_files()
     me = Rank(rank)
     while True:
         try:

@@ -108,8 +108,9 @@ def run(trial: Trial) -> Outcome:
     host = StoreHost()
     try:
         with Ranks(trial.world) as ranks:
-            ranks.join(Join(host.store, trial.world, TIMEOUT_S, trial.deadline_s))
+            ranks.join(Join(host.store, trial.world, TIMEOUT_S))
             place = _prepare(trial, ranks)
+            ranks.do("set_deadline", seconds=trial.deadline_s)
             failed = _fail(trial, ranks, place)
             if failed is None:
                 outcome.faults.append(f"the victim was never seen to fail\n{ranks.words()}")
@@ -127,7 +128,7 @@ def places_of(trial: Trial) -> list[int]:
     host = StoreHost()
     try:
         with Ranks(trial.world) as ranks:
-            ranks.join(Join(host.store, trial.world, TIMEOUT_S, DEADLINE_S))
+            ranks.join(Join(host.store, trial.world, TIMEOUT_S))
             ranks.do("count_places")
             ranks.do("step", case=trial.case(0))
             return ranks.do("places")

@@ -62,14 +62,14 @@ def needs_networks() -> None:
 
 
 @contextlib.contextmanager
-def joined(deadline_s: float = DEADLINE_S) -> Iterator[tuple[Tunnel, Ranks]]:
+def joined() -> Iterator[tuple[Tunnel, Ranks]]:
     """Two ranks, each in a network of its own; the store is in that of rank 0."""
     with Tunnel() as tunnel:
         host = StoreHost(host=ADDRESSES[0], namespace=tunnel.namespaces[0])
         try:
             with Ranks(2) as ranks:
                 for rank in range(2):
-                    join = Join(host.store, 2, TIMEOUT_S, deadline_s, INTERFACE, tunnel.namespaces[rank])
+                    join = Join(host.store, 2, TIMEOUT_S, None, INTERFACE, tunnel.namespaces[rank])
                     ranks.tell(rank, "join", join=join)
                 assert ranks.wait(), f"the ranks do not find each other\n{ranks.words()}"
                 wrong = [str(ranks.last(rank)) for rank in range(2) if ranks.last(rank).kind]
@@ -94,7 +94,7 @@ def assert_right(ranks: Ranks) -> None:
 
 @pytest.mark.parametrize("link", [Link(delay_s=0.02), Link(loss=0.02), Link(delay_s=0.005, loss=0.01)], ids=str)
 def test_a_slow_or_lossy_network_changes_no_result(link):
-    with joined(deadline_s=30) as (tunnel, ranks):
+    with joined() as (tunnel, ranks):
         before = tunnel.set(link)
         for number, (schedule, exchange) in enumerate(CHOSEN):
             ranks.do("step", case=case_of(schedule, exchange, number))
@@ -110,6 +110,7 @@ def play_cut(cut: Cut) -> tuple[list[str], list[float]]:
         ranks.do("count_places")
         ranks.do("step", case=case_of(cut.schedule, cut.exchange, 0))
         count = ranks.do("places")[0]
+        ranks.do("set_deadline", seconds=DEADLINE_S)
         if cut.share is None:
             began = tunnel.set(Link(is_cut=True)).at
         else:

@@ -74,9 +74,10 @@ LOSSES = [
 def play(loss: Loss) -> list[str]:
     """What is wrong with how the ranks took it."""
     with hosted() as (host, ranks):
-        ranks.join(Join(host.store, 3, TIMEOUT_S, DEADLINE_S))
+        ranks.join(Join(host.store, 3, TIMEOUT_S))
         if not loss.cold:
             ranks.do("step", case=case_of(0))
+        ranks.do("set_deadline", seconds=DEADLINE_S)
         lost = _lose(loss, host, ranks)
         if loss.what == "pause":
             time.sleep(PAUSE_S)
@@ -169,10 +170,11 @@ def store_of_kind(kind: str, host: StoreHost, path: str) -> tuple:
 def test_every_kind_of_store_serves(kind, tmp_path):
     with hosted(use_libuv=kind != "tcp without libuv") as (host, ranks):
         store = store_of_kind(kind.removesuffix(" without libuv"), host, str(tmp_path / "store"))
-        ranks.join(Join(store, 3, TIMEOUT_S, DEADLINE_S))
+        ranks.join(Join(store, 3, TIMEOUT_S))
         for number, exchange in enumerate(("all_to_all", "p2p")):
             ranks.do("step", case=case_of(number, exchange=exchange))
         assert_right(ranks)
+        ranks.do("set_deadline", seconds=DEADLINE_S)
         assert_absence_is_told(ranks)
 
 
@@ -218,7 +220,7 @@ def test_a_group_that_is_made_again_on_its_store(callers):
 def test_two_groups_on_one_store():
     """Their calls do not mix, and a failure in one leaves the other alone."""
     with hosted() as (host, ranks):
-        ranks.join(Join(host.store, 3, TIMEOUT_S, DEADLINE_S))
+        ranks.join(Join(host.store, 3, TIMEOUT_S))
         ranks.do("add_group", name="other", ranks=[0, 1, 2])
         for number in range(3):
             for rank in range(3):
