@@ -147,13 +147,13 @@ def reached(group: dist.ProcessGroup, fresh: dist.ProcessGroup, exchange: str) -
     seen: list[str] = []
 
     def look() -> None:
-        time.sleep(0.4)
+        time.sleep(1.0)
         entry = entries(fresh)[-1]
         seen.extend([entry["outcome"], entry["transfer"], str(entry["step"]), str(entry["ended"])])
 
     dist.barrier(group)
     thread = in_thread(look)
-    with slow_steps([0.8] if is_last else []):
+    with slow_steps([3.0] if is_last else []):
         call.forward()
     join(thread)
     return seen

@@ -24,6 +24,9 @@ CALLS = [
     ("other", "flight_jobs:good_calls+10"),
 ]
 
+# Within this time every survivor is told; how soon most are, test_failing_ranks.py says.
+SURELY_S = 12.0
+
 
 def test_good_calls(pool):
     records = pool.run("flight_jobs:good_calls", 3, fresh=GROUP)
@@ -98,7 +101,7 @@ def test_a_rank_that_throws_is_in_every_record(pool, tmp_path, exchange):
             assert last["outcome"] == "trapped"
         else:
             assert failed.kind == PEER_ERROR
-            assert failed.seconds < 1.0
+            assert failed.seconds < SURELY_S
             assert last["outcome"] == failed.message
             assert re.search(
                 r"lost peer 2 in call 3, step \d, .*rank 2 failed in call 3 \((before )?step \d.*trapped",
@@ -132,4 +135,4 @@ def test_a_path_that_cannot_be_written_harms_nothing(pool, path):
     answers = pool.run("flight_jobs:failing", 3, fresh=GROUP, way="throw", exchange="auto", path=path)
     assert [failed.kind for failed in answers] == [PEER_ERROR, PEER_ERROR, "RuntimeError"]
     assert all("rank 2 failed in call 3" in failed.message for failed in answers[:2])
-    assert all(failed.file is None and failed.seconds < 1.0 for failed in answers)
+    assert all(failed.file is None and failed.seconds < SURELY_S for failed in answers)
